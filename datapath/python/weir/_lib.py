@@ -34,6 +34,11 @@ UINT8 = 5
 INT32 = 6
 INT64 = 7
 
+CALLER_SUMS = 1  # what weir_caller_sum_needs returns is a sum of these
+NEEDS_RESIDUAL = 2
+NEEDS_SAMPLE = 4
+NEEDS_SUM = 8
+
 SUM = 0
 PRODUCT = 1
 MIN = 2
@@ -123,6 +128,7 @@ class Options(ctypes.Structure):
         ("gradient_device", ctypes.POINTER(ctypes.c_int32)),
         ("local_steps", ctypes.c_int32),
         ("labels", ctypes.c_char_p),
+        ("caller_sums", ctypes.c_int32),
     ]
 
 
@@ -188,6 +194,18 @@ class DeviceData(ctypes.Structure):
     ]
 
 
+class CallerSum(ctypes.Structure):
+    """struct weir_caller_sum."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("error", ctypes.c_char_p),
+        ("finite", ctypes.c_int32),
+        ("sum", ctypes.c_void_p),
+        ("network_s", ctypes.c_double),
+        ("since_ready_s", ctypes.c_double),
+    ]
+
+
 _pointer = ctypes.c_void_p
 _text = ctypes.c_char_p
 _int = ctypes.c_int32
@@ -213,6 +231,9 @@ _FUNCTIONS = {
     "weir_all_reduce_device": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(DeviceData),
                                               ctypes.c_double, _pointer, _pointer,
                                               ctypes.POINTER(_pointer)]),
+    "weir_caller_sum_needs": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(_int)]),
+    "weir_caller_sum_begin": (ctypes.c_int, [_pointer, ctypes.c_uint64, _pointer, _out]),
+    "weir_caller_sum_end": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(CallerSum)]),
     "weir_request_wait": (ctypes.c_int, [_pointer, ctypes.c_double, ctypes.POINTER(_int)]),
     "weir_request_test": (ctypes.c_int, [_pointer, ctypes.POINTER(_int)]),
     "weir_request_release": (ctypes.c_int, [_pointer]),

@@ -65,6 +65,8 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
       encrypt              WEIR_ENCRYPT: whether payloads are encrypted, equal on all ranks
       unauthenticated      WEIR_UNAUTHENTICATED: allows any network without a key
       (no option)          WEIR_LABELS: KEY=VALUE,... by which policies select the job
+      (no option)          WEIR_FRAMEWORK_DENSE: 1 lets the process group sum dense buckets whatever
+                           its backend is, 0 never; by default NCCL's does; see weir.framework
     or from the process group: rank and world. process_group is the ranks that sum, by default those
     of the wrapper. scaler: the GradScaler of the training loop; see weir.ddp.
     optimizer: that of the training loop. With it, plans may let ranks step on their own and

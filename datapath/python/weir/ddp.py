@@ -41,6 +41,7 @@ from weir import addresses
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.framework import group_of
 from weir.local import LocalSteps, Sync, call_after_steps, check
 from weir.meeting import Meeting
 from weir.non_finite import Agreement
@@ -51,6 +52,7 @@ from weir.steps import (Steps, at_end_of_backward, attached, begin_with_forward,
 from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # of an operation, libweir's default
 _RESTORED_STEPS_MAX = 2  # where DDP does not make its buckets again
 _attach_counts: Dict[str, int] = {}  # by ranks
 _said = set()
@@ -199,6 +201,9 @@ class DDPState(Steps):
         numbered = rank is not None or world is not None
         self.rank = dist.get_rank(group) if rank is None else rank
         self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
+        timeout_s = operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0"))
+        if not (join or peers or numbered):
+            self._framework = group_of(group, list(module.parameters()), timeout_s or TIMEOUT_S)
         agent = environment("WEIR_AGENT") if agent is None else agent
         plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
         job = job or environment("WEIR_JOB") or environment("TORCHELASTIC_RUN_ID") or "training"
@@ -222,13 +227,14 @@ class DDPState(Steps):
                 listen=listen, agent=agent or None,
                 agent_token=agent_token or environment("WEIR_AGENT_TOKEN"),
                 plan_file=plan_file or None, transport=transport or environment("WEIR_TRANSPORT"),
-                operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
+                operation_timeout_s=timeout_s,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
                 encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
                 compare_every_steps=(compare_every_steps
                                      or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
                 device=device_of(list(module.parameters())), local_steps=optimizer is not None,
                 labels=environment("WEIR_LABELS"),
+                caller_sums=self._framework is not None,
                 **keys.settings(job_key, encrypt, unauthenticated))
             if join:
                 self.session = join(job, options)

@@ -32,7 +32,7 @@ class Session:
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0,
                  job_key=None, encrypt=False, unauthenticated=False, device=None,
-                 local_steps=False, labels=None):
+                 local_steps=False, labels=None, caller_sums=False):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -46,7 +46,7 @@ class Session:
             operation_timeout_s, connect_timeout_s, operation_timeout_floor_s, epoch,
             encode_workers, compare_every_steps, job_key, len(job_key or b""), encrypt,
             unauthenticated, None if device is None else ctypes.pointer(ctypes.c_int32(device)),
-            local_steps, _bytes(labels))
+            local_steps, _bytes(labels), caller_sums)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)
@@ -137,6 +137,39 @@ class Session:
             self._open_handle(), bucket, ctypes.byref(data), scale, None, None,
             ctypes.byref(request)))
         return request
+
+    def caller_sum_needs(self, bucket):
+        """Returns the caller's part in a bucket of the open step: 0, or a sum of _lib.CALLER_SUMS
+        and others; see weir_caller_sum_needs."""
+        needs = ctypes.c_int32()
+        self._check(self._library.weir_caller_sum_needs(self._open_handle(), bucket,
+                                                        ctypes.byref(needs)))
+        return needs.value
+
+    def caller_sum_begin(self, bucket, pointer=None):
+        """Begins the operation of a bucket that the caller sums. Returns a request for wait().
+
+        pointer: the elements on the host, which may have changed when this returns; see
+        weir_caller_sum_begin.
+        """
+        request = ctypes.c_void_p()
+        self._check(self._library.weir_caller_sum_begin(self._open_handle(), bucket, pointer,
+                                                        ctypes.byref(request)))
+        return request
+
+    def caller_sum_end(self, bucket, *, error=None, finite=True, pointer=None, network_s=0.0,
+                       since_ready_s=0.0):
+        """Ends it; see weir_caller_sum_end. Thread-safe."""
+        ended = _lib.CallerSum(ctypes.sizeof(_lib.CallerSum), _bytes(error), finite, pointer,
+                               network_s, since_ready_s)
+        self._check(self._library.weir_caller_sum_end(self._open_handle(), bucket,
+                                                      ctypes.byref(ended)))
+
+    def test(self, request):
+        """Whether the request has ended, without waiting or releasing it. Thread-safe."""
+        done = ctypes.c_int32()
+        self._check(self._library.weir_request_test(request, ctypes.byref(done)))
+        return bool(done.value)
 
     def wait(self, request, timeout_s=0.0):
         """Waits for one request and releases it. 0: until the deadline of the operation.

@@ -58,6 +58,21 @@ class Accelerator(Protocol):
     def pinned(self, like: torch.Tensor) -> torch.Tensor:
         """A contiguous tensor in host memory that the device can copy from and to."""
 
+    def run(self, work: Callable[[], Any]) -> None:
+        """Gives what `work` computes on tensors of the device to the current stream."""
+
+    def duplicate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device of what the current stream leaves in the tensor."""
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Waits for the current stream; returns a copy in host memory."""
+
+    def mark(self, stream: Any) -> Any:
+        """As record(), and the event knows its time."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """The time between two events of mark() that are done."""
+
     def capturing(self) -> bool:
         """Whether the current stream records a graph."""
 
@@ -106,6 +121,23 @@ class Cuda:
 
     def pinned(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+    def run(self, work: Callable[[], Any]) -> None:
+        work()
+
+    def duplicate(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone()
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().cpu()
+
+    def mark(self, stream: Any) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1e3
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

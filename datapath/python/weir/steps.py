@@ -23,6 +23,7 @@ from weir import addresses
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
+from weir.framework import FrameworkDelivery, FrameworkGroup
 from weir.futures import Completer, Launch
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 from weir.session import Session, Stats
@@ -143,6 +144,7 @@ class Steps:
         weakref.finalize(self, self._completer.close)
         weakref.finalize(self, self._launches.close)
         self._step_open = False
+        self._framework: Optional[FrameworkGroup] = None  # sums where the plan says so
         self._scaler = scaler
         self._loss_scale = None  # that of the residuals
         self._compare_parameters = compare_parameters
@@ -219,20 +221,67 @@ class Steps:
         A bucket that is copied to the host is queued by a thread that waits until it is there, and
         later buckets behind it, so that all ranks queue them in the same order.
         """
-        way = way_of(buffer, to_host=self._searches_left > 0)
         self.begin_step()
         if not self._pending:
             self._sizes = {}
             self._in_backward = at_end_of_backward(self._finish_step)
-        delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
-        if not isinstance(way, Transfer) and self._launches.settled():
-            self._begin(delivery, key)
-            self._completer.put(delivery)
+        needs = 0
+        if self._framework is not None:
+            with self._session_calls:
+                needs = self.session.caller_sum_needs(key)
+        if needs:
+            delivery = self._sum_by_framework(key, buffer, needs)
         else:
-            self._launches.put(Launch(lambda: self._begin_later(delivery, key, way)))
+            way = way_of(buffer, to_host=self._searches_left > 0)
+            delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
+            if not isinstance(way, Transfer) and self._launches.settled():
+                self._begin(delivery, key)
+                self._completer.put(delivery)
+            else:
+                self._launches.put(Launch(lambda: self._begin_later(delivery, key, way)))
         self._pending.append(delivery)
         self._sizes[key] = buffer.numel()
         return delivery
+
+    def _sum_by_framework(self, key, buffer, needs):
+        """Lets the job's own process group sum the bucket, and returns its delivery.
+
+        The group is given its work here, in the order of the hooks: it may be used elsewhere, and
+        all ranks must use it in the same order.
+        """
+        if self._searches_left > 0:
+            self._search(key, buffer)
+        delivery = FrameworkDelivery(self.session, self._framework, key, buffer, needs,
+                                     raises=not self._in_backward)
+        if not delivery.later:
+            self._await_launches()
+        later = delivery.copying or not self._launches.settled()
+
+        def begin():
+            with self._session_calls:
+                delivery.begin()
+        if not later:
+            begin()
+        delivery.start(1.0 / self.world)
+        if later:
+            self._launches.put(Launch(lambda: self._complete_after(delivery, begin)))
+        else:
+            self._completer.put(delivery)
+        return delivery
+
+    def _complete_after(self, delivery, begin):
+        try:
+            begin()
+        except Exception as error:
+            delivery.fail(error)
+        self._completer.put(delivery)
+
+    def _await_launches(self, timeout_s=None):
+        """Waits for the operations that have to begin first."""
+        if not self._launches.settled():
+            begun = threading.Event()
+            self._launches.put(Launch(begun.set))
+            begun.wait(timeout_s)
 
     def _begin(self, delivery, key):
         if self._searches_left > 0:
@@ -312,9 +361,8 @@ class Steps:
         without buffers, or with broadcast_buffers=False, and without find_unused_parameters.
         """
         store = store or dist.distributed_c10d._get_default_store()
-        begun = threading.Event()  # no bucket of the broken step may begin in the new mesh
-        self._launches.put(Launch(begun.set))
-        begun.wait(timeout_s)
+        self._await_launches(timeout_s)  # no bucket of the broken step may begin in the new mesh
+        self._framework = None  # its group has the lost rank
         self._pending, self._step_open = [], False
         self._agreement = None  # replacements of lost ranks may use another store
         found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,

@@ -162,6 +162,19 @@ def backends_asked_for():
     return {d: str(b) for d, b in asked.get_device_backend_map().items()} if asked else {}
 
 
+def backend_of(group, kind):
+    """The name of the backend that `group` has for tensors of a kind of devices; "": none, or there
+    is no such group."""
+    try:
+        find = getattr(dist, "get_backend_config", dist.get_backend)
+        names = str(find(group)).lower()
+    except (RuntimeError, ValueError, KeyError, AssertionError):
+        return ""
+    if ":" not in names:
+        return names
+    return dict(part.split(":", 1) for part in names.split(",")).get(kind, "")
+
+
 def has_python_backends():
     """Whether C++ calls the methods of a Python subclass of Backend."""
     try:

@@ -210,7 +210,7 @@ class KeyTest(unittest.TestCase):
         for option in options - {"model"}:
             self.assertIn(option, text)
         sources = "".join(inspect.getsource(sys.modules[f"weir.{module}"])
-                          for module in ("ddp", "keys", "addresses"))
+                          for module in ("ddp", "framework", "keys", "addresses"))
         read = set(re.findall('"(WEIR_[A-Z_]+)"', sources))
         self.assertGreater(len(read), 10)
         self.assertEqual(read, set(re.findall("WEIR_[A-Z_]+", text)))

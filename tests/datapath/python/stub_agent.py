@@ -13,12 +13,13 @@ import threading
 class StubAgent:
     """Listens while it is entered. A plan, once offered, is armed when all ranks have acked it.
 
-    events: the RankEvents that ranks have sent. offer_when_active: {version: the plan to offer when
+    events, nacks: the RankEvents and PlanNacks that ranks have sent. hellos: their RankHellos by rank.
+    samples: (step, rank, BucketSample) of their reports. offer_when_active: {version: the plan to offer when
     that one is active}.
     """
 
     def __init__(self, world=0):
-        self.events = []
+        self.events, self.nacks, self.hellos, self.samples = [], [], {}, []
         self.offer_when_active = {}
         self._world, self._acks = world, collections.defaultdict(set)
         self._ranks = {}  # rank -> its connection
@@ -62,11 +63,16 @@ class StubAgent:
                 with self._lock:
                     if "hello" in message:
                         rank = message["hello"].get("rank", 0)
+                        self.hellos[rank] = message["hello"]
                         self._ranks[rank] = connection
                         if self._plan is not None:
                             self._send(connection, self._plan)
                     if "event" in message:
                         self.events.append(message["event"])
+                    if "nack" in message:
+                        self.nacks.append(message["nack"])
+                    step = message.get("step", {})
+                    self.samples += [(int(step["step"]), rank, b) for b in step.get("buckets", [])]
                     if "ack" in message:
                         version = message["ack"]["version"]
                         self._acks[version].add(rank)
