@@ -23,7 +23,9 @@ StatusOr<std::vector<BucketDefinition>> DefinitionsOf(const BucketList& buckets)
     if (bucket.elements == 0) {
       return InvalidArgument(StrCat("bucket ", bucket.key, " has no elements"));
     }
-    out.push_back({bucket.key, bucket.elements, static_cast<int>(bucket.order & 0x7fffffff)});
+    const bool half = bucket.dtype == "float16" || bucket.dtype == "bfloat16";
+    out.push_back({bucket.key, bucket.elements, static_cast<int>(bucket.order & 0x7fffffff),
+                   half ? 2 : 4, bucket.sharded});
   }
   std::stable_sort(out.begin(), out.end(),
                    [](const auto& a, const auto& b) { return a.order < b.order; });

@@ -48,6 +48,7 @@ struct BucketInfo {
   uint32_t order = 0;
   std::string dtype;
   std::vector<std::string> parameters;
+  bool sharded = false;  // see BucketModel
 };
 using BucketList = std::vector<BucketInfo>;
 

@@ -194,6 +194,7 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.union_block_share =
       std::clamp(Finite(in.union_block_share()), 0.0, 1.0 - out.own_block_share);
   out.needs_lease = !LeaseModeOf(out.name).empty();
+  out.by_caller = in.by_caller();
   return out;
 }
 
@@ -208,6 +209,7 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_reduce() = ToProto(in.reduce);
   out.set_uses_ring_order(in.uses_ring_order);
   out.set_all_pairs(in.all_pairs);
+  out.set_by_caller(in.by_caller);
   out.set_payload_pattern(in.payload_pattern);
   out.set_index_pattern(in.index_pattern);
   out.set_shard_segment_bytes(in.shard_segment_bytes);

@@ -56,6 +56,7 @@ v1::Bucket ToProto(const BucketInfo& in) {
   out.set_order(in.order);
   out.set_dtype(in.dtype);
   for (const std::string& parameter : in.parameters) out.add_parameters(parameter);
+  out.set_sharded(in.sharded);
   return out;
 }
 
@@ -157,7 +158,8 @@ BucketInfo ToModel(const v1::Bucket& in) {
           in.elements(),
           in.order(),
           in.dtype(),
-          {in.parameters().begin(), in.parameters().end()}};
+          {in.parameters().begin(), in.parameters().end()},
+          in.sharded()};
 }
 
 JobPlan ToModel(const v1::Plan& in) {

@@ -198,6 +198,12 @@ BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& c
   return {};
 }
 
+CallerScale CallerScaleOf(const CollectiveModel& collective, int element_bytes, bool sharded) {
+  if (!collective.by_caller) return {};
+  const double phases = sharded ? 0.5 : 1;
+  return {phases * element_bytes / static_cast<double>(sizeof(float)), phases};
+}
+
 Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collective) {
   Placement placement = {.nodes = LayoutOf(snapshot.memory), .features = {}};
   placement.features = FeaturesOf(collective, std::max(1, snapshot.world), placement.nodes);
@@ -239,7 +245,8 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
     cost.encode_alphas = levels.At(world);
   }
   const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
-  const double rounds = std::max(1, codec.rounds);
+  const CallerScale caller = CallerScaleOf(collective, bucket.element_bytes, bucket.sharded);
+  const double rounds = caller.rounds * std::max(1, codec.rounds);
   const CollectiveFeatures& features = placement.features;
   const double floats = elements * sizeof(float);
   const double within_bytes = features.floats_within ? floats : bytes.payload;
@@ -251,9 +258,9 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   cost.network_alphas = rounds * collective.alpha_scale * features.latency;
   const BlockSaving saving = PredictBlockSaving(codec, collective, bucket.block_densities);
   cost.network_beta_bytes =
-      collective.beta_scale *
-          (features.payload * saving.share * bytes.payload / SpeedupOf(speedup, collective) +
-           features.index * bytes.index + features.dense * floats) +
+      collective.beta_scale * (features.payload * caller.payload * saving.share * bytes.payload /
+                                   SpeedupOf(speedup, collective) +
+                               features.index * bytes.index + features.dense * floats) +
       MetadataBytes(codec, elements, world);
   if (collective.bandwidth_max_bytes_per_s > 0) {
     cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;

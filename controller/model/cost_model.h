@@ -79,6 +79,15 @@ struct BlockSaving {
 BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& collective,
                                const std::vector<BlockDensityModel>& densities);
 
+/// The parts of a collective's terms that count where callers sum; all of them for other
+/// collectives. Callers sum in the job's own format, and where each rank needs a part of the sum
+/// only, they do the first of the two phases of an all-reduce, a reduce-scatter.
+struct CallerScale {
+  double payload = 1;  // of the payload of float32 elements
+  double rounds = 1;   // of the latency and the overhead
+};
+CallerScale CallerScaleOf(const CollectiveModel& collective, int element_bytes, bool sharded);
+
 /// One bucket under one choice, kept linear in alpha and effective beta so that "what if the
 /// network were different" costs nothing.
 struct BucketCost {

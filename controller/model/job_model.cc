@@ -107,13 +107,16 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   CodecModel priced = codec->model;
   priced.payload_scale = std::exp(codec->payload_log.value_or(0));
   const WireBytes bytes = PredictWireBytes(priced, elements, bucket.ratio);
-  const double rounds = std::max(1, codec->model.rounds), floats = elements * sizeof(float);
+  const CallerScale caller = CallerScaleOf(ran, definition->element_bytes, definition->sharded);
+  const double rounds = caller.rounds * std::max(1, codec->model.rounds);
+  const double floats = elements * sizeof(float);
   CollectiveSample sample{collective,  rounds,           bytes.payload,
                           bytes.index, bucket.network_s, SpeedupOf(speedup, ran),
                           floats};
   sample.payload_share = PredictBlockSaving(codec->model, collectives[collective],
                                             DensitiesOf(estimate.densities, world, Now()))
-                             .share;
+                             .share *
+                         caller.payload;
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
@@ -255,6 +258,8 @@ void JobModel::State::FillBuckets(Snapshot* snapshot) const {
     bucket.key = definition.key;
     bucket.elements = definition.elements;
     bucket.order = definition.order;
+    bucket.element_bytes = definition.element_bytes;
+    bucket.sharded = definition.sharded;
     const auto found = estimates.find(definition.key);
     if (found != estimates.end()) {
       bucket.ready_s = std::max(0.0, found->second.ready_s.value_or(0));

@@ -85,6 +85,8 @@ struct BucketDefinition {
   std::string key;
   uint64_t elements = 0;
   int order = 0;
+  int element_bytes = 4;  // this and the next: see BucketModel
+  bool sharded = false;
 };
 
 /// An estimate that changed.

@@ -28,6 +28,12 @@ constexpr std::array<Prior, kPerCollective> kOwnPriors = {{
     {1, 0.2, 0.002, 0.3, 3},     // alpha_scale
     {1, 0.15, 0.002, 0.4, 2.5},  // beta_scale
 }};
+// Sums of callers may take another way than the job's own messages.
+constexpr std::array<Prior, kPerCollective> kCallerPriors = {{
+    {1e-4, 1.5, 0.03, 1e-6, 1},  // overhead
+    {1, 1.0, 0.01, 1e-3, 1e2},   // alpha_scale
+    {1, 1.0, 0.02, 1e-4, 1e2},   // beta_scale
+}};
 constexpr double kLogDeviationMax = 2.5;
 constexpr double kNoiseMin = 0.04, kNoiseMax = 0.5;
 constexpr double kClockNoiseS = 1e-4;  // scheduling noise that no relative error covers
@@ -40,6 +46,13 @@ constexpr int kStepsMax = 24;
 // An aggregator a little slower than the network leaves some of the time to it: that bend is where
 // the filter finds back to beta when the network becomes the slower one.
 constexpr double kRateBend = 4;
+
+const Prior& PriorOf(size_t state, const std::vector<CollectiveModel>& collectives) {
+  if (state < kShared) return kSharedPriors[state];
+  const size_t own = state - kShared;
+  const bool by_caller = collectives[own / kPerCollective].by_caller;
+  return (by_caller ? kCallerPriors : kOwnPriors)[own % kPerCollective];
+}
 
 }  // namespace
 
@@ -64,8 +77,7 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
   mean_.resize(size_);
   covariance_.assign(size_ * size_, 0);
   for (size_t i = 0; i < size_; ++i) {
-    const Prior& prior =
-        i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
+    const Prior& prior = PriorOf(i, collectives_);
     mean_[i] = source[i] >= 0 ? mean[source[i]] : std::log(prior.value);
     P(i, i) = prior.log_deviation * prior.log_deviation;
   }
@@ -92,8 +104,7 @@ void NetworkFilter::SetRateMax(int index, double bytes_per_s) {
 void NetworkFilter::Age(double seconds) {
   if (!(seconds > 0)) return;
   for (size_t i = 0; i < size_; ++i) {
-    const Prior& prior =
-        i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
+    const Prior& prior = PriorOf(i, collectives_);
     // Values that belong to a collective's implementation never become more uncertain than at
     // first.
     const double limit = i < kShared ? kLogDeviationMax : prior.log_deviation;
@@ -164,7 +175,8 @@ double NetworkFilter::LogVariance(const std::vector<CollectiveSample>& samples) 
   return std::max(0.0, variance / (sum * sum));
 }
 
-void NetworkFilter::Update(const std::vector<CollectiveSample>& samples, bool learns_beta) {
+void NetworkFilter::Update(const std::vector<CollectiveSample>& samples, bool learns_beta,
+                           bool callers_teach) {
   if (samples.empty()) return;
   const double correlation =
       std::max(1.0, static_cast<double>(samples.size()) / kIndependentSamples);
@@ -179,11 +191,19 @@ void NetworkFilter::Update(const std::vector<CollectiveSample>& samples, bool le
   if (error < 3 * expected) {
     noise_ = std::clamp(0.95 * noise_ + 0.05 * 1.25 * error, kNoiseMin, kNoiseMax);
   }
-  for (const CollectiveSample& sample : samples) UpdateOne(sample, correlation, learns_beta);
+  for (const CollectiveSample& sample : samples) {
+    const bool teaches = callers_teach || !by_caller(sample.collective);
+    UpdateOne(sample, correlation, learns_beta, teaches);
+  }
 }
 
-void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation,
-                              bool learns_beta) {
+void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation, bool learns_beta,
+                              bool learns_others) {
+  const size_t own = kShared + kPerCollective * static_cast<size_t>(sample.collective);
+  // Other states count with their uncertainty, but keep it and their values.
+  const auto taught = [=](size_t i) {
+    return learns_others ? i != kBeta || learns_beta : i >= own && i < own + kPerCollective;
+  };
   const double observed = std::log(sample.seconds);
   const double clock = kClockNoiseS / sample.seconds;
   double noise = (noise_ * noise_ + 0.01 + clock * clock) * correlation;
@@ -211,15 +231,15 @@ void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation
       std::clamp(static_cast<int>(std::ceil(std::fabs(innovation) / kStepMax)), 1, kStepsMax);
   for (int step = 0; step < steps; ++step) {
     const double part = innovation / steps / (spread + noise);
-    for (size_t i = 0; i < size_; ++i) x[i] += (learns_beta || i != kBeta) ? gain[i] * part : 0;
+    for (size_t i = 0; i < size_; ++i) x[i] += taught(i) ? gain[i] * part : 0;
     linearise();
   }
   mean_ = x;
-  const double beta_variance = P(kBeta, kBeta);
   for (size_t i = 0; i < size_; ++i) {
-    for (size_t j = 0; j < size_; ++j) P(i, j) -= gain[i] * gain[j] / (spread + noise);
+    for (size_t j = 0; j < size_; ++j) {
+      if (taught(i) || taught(j)) P(i, j) -= gain[i] * gain[j] / (spread + noise);
+    }
   }
-  if (!learns_beta) P(kBeta, kBeta) = beta_variance;
   Clamp();
 }
 
@@ -263,8 +283,7 @@ void NetworkFilter::Inflate(double alpha_log_deviation, double beta_log_deviatio
 
 void NetworkFilter::Clamp() {
   for (size_t i = 0; i < size_; ++i) {
-    const Prior& prior =
-        i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
+    const Prior& prior = PriorOf(i, collectives_);
     mean_[i] = std::clamp(mean_[i], std::log(prior.min), std::log(prior.max));
     P(i, i) = std::max(P(i, i), 1e-6);
   }

@@ -36,7 +36,9 @@ struct CollectiveSample {
 /// sum bends. What keeps the parts apart: round-trip times pin alpha, narrow priors hold the scales
 /// near 1, bytes differ between buckets and plans, and a sample says about each part only what its
 /// share of the time allows: a heavily compressed plan hardly moves beta, nor does an aggregator
-/// that takes in less than the network carries, and beta's variance then grows with time. Not
+/// that takes in less than the network carries, and beta's variance then grows with time. Sums that
+/// callers make over groups of their own (by_caller) may take other ways than the job's own
+/// messages, such as NVLink: they teach only their own terms, whose priors are wide. Not
 /// thread-safe. Deterministic.
 class NetworkFilter {
  public:
@@ -60,7 +62,10 @@ class NetworkFilter {
   double LogVariance(const std::vector<CollectiveSample>& samples) const;
   /// Learns from the collectives of one step. learns_beta: whether they say something of beta, too;
   /// else its uncertainty counts, but stays (a Schmidt-Kalman filter's consider state).
-  void Update(const std::vector<CollectiveSample>& samples, bool learns_beta = true);
+  /// callers_teach: sums of callers say something of the network, as nothing else does.
+  void Update(const std::vector<CollectiveSample>& samples, bool learns_beta = true,
+              bool callers_teach = false);
+  bool by_caller(int index) const { return collectives_[static_cast<size_t>(index)].by_caller; }
   /// Bandwidth is what a better source says, with its log deviation, whatever was learnt before.
   void PinBandwidth(double bytes_per_s, double log_deviation);
   /// A direct measurement with its relative (log) deviation. Callers pass what is already robust
@@ -96,7 +101,9 @@ class NetworkFilter {
   Terms TermsOf(const CollectiveSample& sample, const std::vector<double>& x) const;
   void Gradient(const CollectiveSample& sample, const std::vector<double>& x,
                 std::vector<double>* gradient) const;
-  void UpdateOne(const CollectiveSample& sample, double correlation, bool learns_beta);
+  /// Whether `sample` says something of the network and of other collectives; see Update.
+  void UpdateOne(const CollectiveSample& sample, double correlation, bool learns_beta,
+                 bool learns_others);
   void ObserveState(size_t index, double value, double log_deviation);
   void Clamp();
   double& P(size_t i, size_t j) { return covariance_[i * size_ + j]; }

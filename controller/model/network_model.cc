@@ -112,7 +112,7 @@ void NetworkModel::Apply(const Event& event) {
   AgeTo(event.at_s);
   switch (event.kind) {
     case Event::Kind::kStep:
-      filter_.Update(event.samples, !Pin(event.arriving));
+      filter_.Update(event.samples, !Pin(event.arriving), event.callers_teach);
       break;
     case Event::Kind::kAlpha:
       filter_.ObserveAlpha(event.value, event.log_deviation);
@@ -315,7 +315,20 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
   event.arriving = arriving;
   Pin(arriving);
   double predicted = 0, measured = 0, bytes = 0;
+  std::vector<CollectiveSample> own;
   for (const CollectiveSample& sample : samples) {
+    if (!filter_.by_caller(sample.collective)) own.push_back(sample);
+  }
+  // As long as nothing else says anything of the network, the sums of callers do.
+  event.callers_teach = !has_bandwidth_ && own_steps_ == 0;
+  ++steps_;
+  if (own.empty()) {
+    beta_share_ *= 0.8;
+    Apply(event);
+    Remember(std::move(event));
+    return std::nullopt;
+  }
+  for (const CollectiveSample& sample : own) {
     const double one = filter_.Predict(sample);
     predicted += one;
     measured += sample.seconds;
@@ -323,12 +336,11 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
   }
   beta_share_ += 0.2 * (bytes / predicted - beta_share_);
   const double error = std::log(measured / predicted);
-  const double expected = std::sqrt(step_noise_ * step_noise_ + filter_.LogVariance(samples));
+  const double expected = std::sqrt(step_noise_ * step_noise_ + filter_.LogVariance(own));
   event.surprise = error / expected;
   Apply(event);
   Remember(std::move(event));
-  ++steps_;
-  if (steps_ <= kWarmSteps) return std::nullopt;
+  if (++own_steps_ <= kWarmSteps) return std::nullopt;
   if (std::fabs(error) < 3 * expected) {
     step_noise_ = std::clamp(0.95 * step_noise_ + 0.05 * 1.25 * std::fabs(error), kStepNoiseMin,
                              kStepNoiseMax);

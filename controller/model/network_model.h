@@ -78,6 +78,7 @@ class NetworkModel {
     double surprise = 0;  // kStep only: standardised error of the prediction
     std::vector<CollectiveSample> samples;
     std::optional<Measured> arriving;  // kStep only: the bandwidth that arrivals say
+    bool callers_teach = false;        // kStep only: as NetworkFilter::Update
     NetworkFilter before{1};           // kStep only: the filter before this step
   };
   static constexpr size_t kEventsMax = 64;
@@ -117,7 +118,7 @@ class NetworkModel {
   double beta_share_ = 0;     // smoothed share of collective time that bytes cause
   double step_noise_ = 0.15;  // deviation of log(measured / predicted) per step
   bool has_latency_ = false, has_bandwidth_ = false;
-  int steps_ = 0;
+  int steps_ = 0, own_steps_ = 0;  // the latter: with sums that are not all by callers
 };
 
 }  // namespace weir

@@ -109,6 +109,7 @@ struct CollectiveModel {
   bool needs_lease = false, lease_available = false;
   std::string lease_why_not;             // "switchml: no aggregator has 64 free slots (a has 12)"
   double bandwidth_max_bytes_per_s = 0;  // of one rank's payload there; 0: no such cap
+  bool by_caller = false;                // the training job sums, over a process group of its own
   friend bool operator==(const CollectiveModel&, const CollectiveModel&) = default;
 };
 
@@ -139,6 +140,8 @@ struct BucketModel {
   double residual_ratio = 0;                       // norm of residual / norm of gradient
   std::vector<BlockDensityModel> block_densities;  // ascending block_elements; empty: dense
   std::vector<MeasuredGain> measured_gains;        // see measured_gain.h
+  int element_bytes = 4;                           // of the job's own format, in which callers sum
+  bool sharded = false;  // each rank needs a part of the sum only, so callers reduce-scatter
   friend bool operator==(const BucketModel&, const BucketModel&) = default;
 };
 

@@ -16,6 +16,7 @@ constexpr size_t kSnapshotBytesMax = 16u << 20;
 
 class Writer {
  public:
+  static constexpr bool kReads = false;
   explicit Writer(Json* json) : json_(json) { *json_ = Json::object(); }
   template <typename T>
   void operator()(const char* key, T& value) {
@@ -56,6 +57,7 @@ class Writer {
 
 class Reader {
  public:
+  static constexpr bool kReads = true;
   Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
     if (!json_.is_object()) Fail("an object", json_);
   }
@@ -260,6 +262,7 @@ void Fields(V& v, CollectiveModel& c) {
   v("lease_available", c.lease_available);
   v("lease_why_not", c.lease_why_not);
   v("bandwidth_max_bytes_per_s", c.bandwidth_max_bytes_per_s);
+  if (V::kReads || c.by_caller) v("by_caller", c.by_caller);  // stored records are short
 }
 
 template <typename V>
@@ -291,6 +294,8 @@ void Fields(V& v, BucketModel& b) {
   v("residual_ratio", b.residual_ratio);
   v("block_densities", b.block_densities);
   v("measured_gains", b.measured_gains);
+  if (V::kReads || b.element_bytes != 4) v("element_bytes", b.element_bytes);
+  if (V::kReads || b.sharded) v("sharded", b.sharded);
 }
 
 template <typename V>

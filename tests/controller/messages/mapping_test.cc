@@ -86,6 +86,11 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   EXPECT_TRUE(ToModel(ring).all_pairs);
   EXPECT_TRUE(ToProto(ToModel(ring)).all_pairs());
   ring.set_all_pairs(false);
+  EXPECT_FALSE(ToModel(ring).by_caller);
+  ring.set_by_caller(true);
+  EXPECT_TRUE(ToModel(ring).by_caller);
+  EXPECT_TRUE(ToProto(ToModel(ring)).by_caller());
+  ring.set_by_caller(false);
   ring.set_payload_pattern("doubling");
   ring.set_index_pattern("broadcast");
   EXPECT_EQ(ToModel(ring).payload_pattern, "doubling");
@@ -184,10 +189,16 @@ TEST(MappingTest, HelloAndBucketTablesAreChecked) {
     bucket->set_key(key);
     bucket->set_elements(5);
     bucket->set_order(key[0] - 'a');
+    bucket->set_sharded(key[0] == 'b');
+    bucket->set_dtype(key[0] == 'b' ? "bfloat16" : "float32");
   }
   const auto buckets = DefinitionsOf(ToModel(table));
   ASSERT_TRUE(buckets.ok());
   EXPECT_EQ((*buckets)[0].key, "a") << "ready order, not table order";
+  EXPECT_FALSE((*buckets)[0].sharded);
+  EXPECT_TRUE((*buckets)[1].sharded);
+  EXPECT_EQ((*buckets)[0].element_bytes, 4);
+  EXPECT_EQ((*buckets)[1].element_bytes, 2);
   table.mutable_buckets(0)->set_key("a");
   EXPECT_THAT(Message(DefinitionsOf(ToModel(table)).status()), testing::HasSubstr("listed twice"));
 }

@@ -348,6 +348,28 @@ TEST(CostModelTest, CollectivesCarryWhatRanksSayTheirFormDoes) {
   EXPECT_FALSE(Compatible(test::Lanes("fp16", 16, true), regions, 4));
 }
 
+TEST(CostModelTest, CallersSumInTheJobsFormatAndReduceScatterWhatTheyShard) {
+  Snapshot snapshot;
+  snapshot.world = 8;
+  const CodecModel dense = test::Lanes("identity", 32, false);
+  BucketModel bucket;
+  bucket.elements = 1'000'000;
+  const double bytes = 4e6, alpha_s = 1e-4, beta = 1e-9;
+  const auto seconds = [&](const CollectiveModel& collective) {
+    return PredictBucket(snapshot, bucket, dense, collective, 1).NetworkSeconds(alpha_s, beta);
+  };
+  const CollectiveModel callers = test::ByCaller(), ring = test::Collectives()[0];
+  const double all_reduce = seconds(callers), of_ring = seconds(ring);
+  EXPECT_NEAR(all_reduce, 6 * alpha_s + 2 * 7.0 / 8 * bytes * beta, 1e-12);
+  bucket.sharded = true;
+  EXPECT_NEAR(seconds(callers), 3 * alpha_s + 7.0 / 8 * bytes * beta, 1e-12);
+  bucket.element_bytes = 2;
+  EXPECT_NEAR(seconds(callers), 3 * alpha_s + 7.0 / 8 * bytes / 2 * beta, 1e-12);
+  bucket.sharded = false;
+  EXPECT_NEAR(seconds(callers), 6 * alpha_s + 2 * 7.0 / 8 * bytes / 2 * beta, 1e-12);
+  EXPECT_EQ(seconds(ring), of_ring) << "Weir's own sums are of float32, and whole";
+}
+
 TEST(CostModelTest, FloatLanesAreWhatLosslessCodecsOf32BitsMake) {
   const CollectiveModel floats = test::Collective("s", "float_lanes");
   EXPECT_TRUE(Compatible(test::Lanes("identity", 32, false), floats, 4));

@@ -210,6 +210,71 @@ TEST_F(NetworkFilterTest, LearnsWhatOneCollectiveCostsBesides) {
   EXPECT_LT(gather.relative_deviation, ring.relative_deviation + 0.2);
 }
 
+// The sums of callers, which go 200 times as fast over another way.
+class CallerSumsTest : public NetworkFilterTest {
+ protected:
+  static constexpr int kCallers = 4;
+  static constexpr double kFaster = 200;
+
+  CallerSumsTest() {
+    collectives_.push_back(test::ByCaller());
+    filter_.SetCollectives(collectives_);
+    for (int i = 0; i < 20; ++i) filter_.ObserveAlpha(truth_.alpha_s, 0.1);
+  }
+  CollectiveSample SumOf(double payload) {
+    CollectiveSample sample = Sample(kCallers, payload, 0.03);
+    sample.seconds /= kFaster;
+    return sample;
+  }
+};
+
+TEST_F(CallerSumsTest, TeachTheirOwnCostAndNotTheNetworks) {
+  Teach(60, 0, {4e6, 2e6}, 0.03);
+  const double beta = filter_.beta_s_per_byte(), alpha_s = filter_.alpha_s();
+  const double gamma = filter_.gamma_s_per_byte(), ring = filter_.Predict({0, 1, 4e6, 0, 0});
+  for (int i = 0; i < 60; ++i) {
+    filter_.Age(0.2);
+    filter_.Update({SumOf(4e6), SumOf(2e5), SumOf(2e6)});
+  }
+  EXPECT_EQ(filter_.beta_s_per_byte(), beta);
+  EXPECT_EQ(filter_.alpha_s(), alpha_s);
+  EXPECT_EQ(filter_.gamma_s_per_byte(), gamma);
+  EXPECT_EQ(filter_.Predict({0, 1, 4e6, 0, 0}), ring);
+  const double truth = truth_.Seconds(collectives_[kCallers], 4e6) / kFaster;
+  EXPECT_NEAR(filter_.Predict({kCallers, 1, 4e6, 0, 0}) / truth, 1, 0.1);
+}
+
+TEST_F(CallerSumsTest, AreNoChangeOfTheNetwork) {
+  NetworkModel network(4);
+  network.SetCollectives(collectives_);
+  double now_s = 0;
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_FALSE(network.AddStep(now_s += 0.2, {Sample(0, 4e6, 0.03)}, 0.2).has_value());
+  }
+  const double before = network.Bandwidth(now_s).value;
+  for (int i = 0; i < 40; ++i) {  // they become slower for good
+    CollectiveSample sample = SumOf(4e6);
+    if (i > 20) sample.seconds *= 20;
+    EXPECT_FALSE(network.AddStep(now_s += 0.2, {sample}, 0.2).has_value()) << i;
+  }
+  EXPECT_NEAR(network.Bandwidth(now_s).value / before, 1, 1e-9);
+  EXPECT_NEAR(network.filter().Predict({kCallers, 1, 4e6, 0, 0}) / (20 * SumOf(4e6).seconds), 1,
+              0.3);
+}
+
+// A job that has never sent anything by itself, and no probes, must begin somewhere.
+TEST_F(CallerSumsTest, TeachTheNetworkAsLongAsNothingElseDoes) {
+  NetworkModel network(4);
+  network.SetCollectives(collectives_);
+  double now_s = 0;
+  for (int i = 0; i < 40; ++i) network.AddStep(now_s += 0.2, {Sample(kCallers, 4e6, 0.03)}, 0.2);
+  EXPECT_TRUE(network.has_bandwidth());
+  EXPECT_NEAR(std::log(network.Bandwidth(now_s).value / truth_.bandwidth), 0, 0.7);
+  for (int i = 0; i < 60; ++i)
+    network.AddStep(now_s += 0.2, {Sample(0, 4e6, 0.03), SumOf(4e6)}, 0.2);
+  EXPECT_NEAR(std::log(network.Bandwidth(now_s).value / truth_.bandwidth), 0, 0.3);
+}
+
 TEST_F(NetworkFilterTest, KnownCollectivesKeepTheirCalibration) {
   Teach(60, 0, {4e6, 2e6}, 0.03);
   const double before = filter_.Predict({0, 1, 4e6, 0, 0});

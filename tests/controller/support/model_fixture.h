@@ -21,7 +21,7 @@ inline void SetForm(std::string form, CodecModel* codec) {
   codec->indices_apart = form == "shared_index" || form == "union_index";
   codec->forms = {form};
   if (codec->sums_without_decoding && !codec->lossy && codec->fixed_bits == 32) {
-    codec->forms.push_back("float_lanes");
+    codec->forms.insert(codec->forms.end(), {"float_lanes", "caller_sums"});
   }
   if (form == "opaque")
     codec->forms.insert(codec->forms.end(), {"regions", "node_sums", "node_shards"});
@@ -110,6 +110,15 @@ inline std::vector<CollectiveModel> Collectives() {
   star.reduce.n_minus_1_over_n = 1;
   star.gain_scale = 0.7;
   return {ring, tree, gather, star};
+}
+
+/// The sums that callers make over a process group of their own.
+inline CollectiveModel ByCaller() {
+  CollectiveModel collective = Collective("framework", "caller_sums");
+  collective.latency.log2_n = 2;
+  collective.payload.n_minus_1_over_n = 2;
+  collective.by_caller = true;
+  return collective;
 }
 
 /// Sums within nodes, then across them; no overhead.
