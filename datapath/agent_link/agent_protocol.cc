@@ -168,7 +168,8 @@ json Body(const BucketTable& m) {
                        {"elements", JsonUint64(b.elements)},
                        {"order", b.order},
                        {"dtype", b.dtype},
-                       {"parameters", std::move(names)}});
+                       {"parameters", std::move(names)},
+                       {"sharded", b.sharded}});
   }
   return {{"buckets", {{"buckets", std::move(buckets)}}}};
 }

@@ -54,6 +54,7 @@ struct BucketDescription {
   uint32_t order = 0;
   std::string dtype;
   std::vector<std::string> parameters;
+  bool sharded = false;
 };
 struct BucketTable {
   std::vector<BucketDescription> buckets;

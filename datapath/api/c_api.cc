@@ -271,6 +271,10 @@ weir_status weir_all_reduce_device(weir_session* session, uint64_t bucket,
   });
 }
 
+weir_status weir_set_sharded(weir_session* session, uint64_t bucket) {
+  return Guard(session, [&] { return session->current()->SetSharded(bucket); });
+}
+
 weir_status weir_caller_sum_needs(weir_session* session, uint64_t bucket, int32_t* needs) {
   return Guard(session, [&]() -> Status {
     if (needs == nullptr) return InvalidArgument("needs: is null");

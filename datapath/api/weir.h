@@ -254,6 +254,13 @@ WEIR_EXPORT weir_status weir_all_reduce_device(weir_session* session, uint64_t b
  * sums the bucket itself, as it would without libweir. Around it libweir does what it does around
  * its own sums: residuals, plan switches, telemetry, skipped steps, the comparison of replicas. */
 
+/* Says of a bucket that each rank needs another part of its sum, so that the caller makes a
+ * reduce-scatter where it sums. Plans then compare its cost and not that of an all-reduce. At the
+ * end of a step the ranks tell each other whether all parts are finite. weir_all_reduce still
+ * delivers the whole sum. To be called on all ranks, before the first step in which the bucket is
+ * used. */
+WEIR_EXPORT weir_status weir_set_sharded(weir_session* session, uint64_t bucket);
+
 /* *needs gets what the open step wants of a bucket: 0, or a sum of WEIR_CALLER_SUMS and others.
  * WEIR_CALLER_SUMS is equal on all ranks. Costs no message. WEIR_FAILED_PRECONDITION: no step is
  * open. */
@@ -276,7 +283,7 @@ WEIR_EXPORT weir_status weir_caller_sum_begin(weir_session* session, uint64_t bu
 typedef struct weir_caller_sum {
   size_t struct_size;
   const char* error;    /* why the process group failed; NULL: it has not */
-  int32_t finite;       /* 0: an element of the sum is NaN or infinite */
+  int32_t finite;       /* 0: an element of the sum, or of this rank's part, is NaN or infinite */
   const void* sum;      /* the elements of the sum in the memory of the host; may be NULL without
                            WEIR_NEEDS_SUM */
   double network_s;     /* from when the group could begin with this bucket until the end */

@@ -132,6 +132,7 @@ BucketTable BucketRegistry::Describe() const {
     description.elements = entry.bucket->elements;
     description.order = entry.order;
     description.dtype = DtypeName(entry.bucket->dtype);
+    description.sharded = entry.bucket->sharded;
     for (const ResidualParameter& parameter : entry.bucket->parameters) {
       if (description.parameters.size() == kParameterNamesSentMax) break;
       description.parameters.push_back(parameter.name);

@@ -25,7 +25,8 @@ inline constexpr uint64_t kBucketElementsMax = uint64_t{1} << 32;
 
 std::string_view DtypeName(Dtype dtype);
 
-/// One declared bucket. The first group never changes; the second belongs to whichever pipeline
+/// One declared bucket. The first group never changes, except for `sharded` before the bucket is
+/// used; the second belongs to whichever pipeline
 /// stage works on the bucket's operation of the current step.
 struct Bucket {
   uint64_t key = 0;
@@ -33,6 +34,7 @@ struct Bucket {
   Dtype dtype = Dtype::kFloat32;
   std::vector<ResidualParameter> parameters;
   std::vector<TensorShape> shape;  // of the parameters, in order
+  bool sharded = false;            // see Session::SetSharded
 
   CodecMemory codec_memory;
   double gradient_energy = 0;  // of this rank's gradient when it was last sampled; 0: never

@@ -34,7 +34,7 @@ StatusOr<CallerSumNeeds> Session::NeedsOf(uint64_t bucket_key) {
   needs.by_caller = true;
   needs.residual = residuals_->HasResidual(bucket_key);
   needs.sample = Samples(kCallerGainCurveEverySteps);
-  needs.hash = compares();
+  needs.hash = compares() && !bucket->sharded;
   return needs;
 }
 
@@ -47,11 +47,12 @@ Status Session::BeginSum(uint64_t bucket, void* data, std::function<void(const S
                                     op->choice.codec, ", ", op->choice.collective, ")")));
     }
     op->by_caller = true;
+    op->hashed = op->hashed && !op->bucket->sharded;
     op->sample_statistics = data != nullptr && Samples(kCallerGainCurveEverySteps);
     const Status prepared = stages_->PrepareForCaller(*op, data);
     if (!prepared.ok()) return Refuse(prepared);
     if (op->index == 0) {
-      const Status started = StartRound(kFirstRoundIndex, false);
+      const Status started = StartRound(*op, kFirstRoundIndex, false);
       if (!started.ok()) return Refuse(started);
     }
     MutexLock lock(mutex_);
@@ -77,6 +78,9 @@ Status Session::EndSum(uint64_t bucket, const CallerSum& sum) {
     caller_sums_.erase(found);
   }
   const TimePoint now = RealClock().Now();
+  // The caller's group does not tell, so these are the bytes that the prior of its cost says.
+  op->bytes_sent = static_cast<uint64_t>(op->collective->Traits().cost.payload.At(options_.world) *
+                                         static_cast<double>(op->outcome.payload_bytes));
   op->outcome.network = sum.network;
   op->outcome.non_finite = !sum.finite;
   op->times.network_begin = now - sum.network;
@@ -113,15 +117,15 @@ void Session::LookAtPeers() {
   AbortTransport();
 }
 
-Status Session::StartRound(uint64_t index, bool non_finite) {
+Status Session::StartRound(const Operation& beside, uint64_t index, bool non_finite) {
   Operation& round = index == kFirstRoundIndex ? first_round_ : last_round_;
   round = Operation();
-  round.step = next_step_ - 1;
+  round.step = beside.step;
   round.index = index;
-  round.plan = plan_;
-  round.lateness_allowed = operations_.back().lateness_allowed;
+  round.plan = beside.plan;
+  round.lateness_allowed = beside.lateness_allowed;
   round.control = [this, &round, non_finite,
-                   collective = operations_.front().collective](Group& group) -> Status {
+                   collective = beside.collective](Group& group) -> Status {
     CallerSumOperand operand{.non_finite = non_finite};
     const Status status = RunCollective(*collective, group, operand).status();
     if (round.index == kLastRoundIndex) non_finite_somewhere_ = operand.non_finite;
@@ -130,7 +134,26 @@ Status Session::StartRound(uint64_t index, bool non_finite) {
   return Submit(&round);
 }
 
-Status Session::AgreeOnFinite() { return OkStatus(); }
+Status Session::SetSharded(uint64_t bucket_key) {
+  MutexLock lock(mutex_);
+  WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, buckets_.Find(bucket_key));
+  buckets_changed_ = buckets_changed_ || !bucket->sharded;
+  bucket->sharded = true;
+  return OkStatus();
+}
+
+Status Session::AgreeOnFinite() {
+  const Operation* last = nullptr;
+  bool non_finite = false;
+  for (const Operation& op : operations_) {
+    if (!op.by_caller || !op.bucket->sharded) continue;
+    last = &op;
+    non_finite = non_finite || op.outcome.non_finite;
+  }
+  if (last == nullptr || !failure().ok()) return OkStatus();
+  WEIR_RETURN_IF_ERROR(StartRound(*last, kLastRoundIndex, non_finite));
+  return AwaitOperations();
+}
 
 Status Session::AwaitCallerSums() {
   Status late;

@@ -148,6 +148,12 @@ class Session : public AgentHandler {
   /// parameter's bucket is in use in this step.
   StatusOr<uint64_t> DefineBucket(std::vector<ResidualParameter> parameters, Dtype dtype);
 
+  /// Says of a bucket that each rank needs another part of its sum. So a caller that sums makes a
+  /// reduce-scatter, after which the ranks hold different elements: they tell each other at the end
+  /// of the step whether all are finite, and do not compare them. To be called on all ranks before
+  /// the bucket is used. kNotFound: no such bucket.
+  Status SetSharded(uint64_t bucket);
+
   /// kFailedPrecondition: not connected, or a step is open. Other errors are the session's failure.
   Status BeginStep();
   /// Waits for every operation of the step. Returns true if some rank met NaN or infinity.
@@ -266,8 +272,8 @@ class Session : public AgentHandler {
   Status Refuse(Status status);
   /// Whether this step of the job measures gradients, at least every `every` steps.
   bool Samples(uint64_t every) const;
-  /// One message to every rank beside the sums of callers, as operation `index`.
-  Status StartRound(uint64_t index, bool non_finite);
+  /// One message to every rank beside the sums of callers, such as `beside`, as operation `index`.
+  Status StartRound(const Operation& beside, uint64_t index, bool non_finite);
   /// After the callers' sums: where each rank has another part of them, whether all are finite.
   Status AgreeOnFinite();
   Status AwaitCallerSums();

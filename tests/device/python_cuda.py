@@ -28,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "datapath" / "python"))
 import staging_cases  # noqa: E402
 import weir  # noqa: E402
-import weir.fsdp  # noqa: E402
 import weir.process_group  # noqa: E402
 import weir.steps  # noqa: E402
 from weir import staging  # noqa: E402
@@ -36,7 +35,6 @@ from weir import staging  # noqa: E402
 WORLD = 2
 OPERATION_S = 30.0
 STEPS = 5
-weir.fsdp.MEASURED_STEPS = 2
 WIDTH = 256
 
 

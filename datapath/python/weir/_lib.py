@@ -231,6 +231,7 @@ _FUNCTIONS = {
     "weir_all_reduce_device": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(DeviceData),
                                               ctypes.c_double, _pointer, _pointer,
                                               ctypes.POINTER(_pointer)]),
+    "weir_set_sharded": (ctypes.c_int, [_pointer, ctypes.c_uint64]),
     "weir_caller_sum_needs": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(_int)]),
     "weir_caller_sum_begin": (ctypes.c_int, [_pointer, ctypes.c_uint64, _pointer, _out]),
     "weir_caller_sum_end": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(CallerSum)]),

@@ -203,7 +203,8 @@ class DDPState(Steps):
         self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
         timeout_s = operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0"))
         if not (join or peers or numbered):
-            self._framework = group_of(group, list(module.parameters()), timeout_s or TIMEOUT_S)
+            self._framework = self._framework_of(group, list(module.parameters()),
+                                                 timeout_s or TIMEOUT_S)
         agent = environment("WEIR_AGENT") if agent is None else agent
         plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
         job = job or environment("WEIR_JOB") or environment("TORCHELASTIC_RUN_ID") or "training"
@@ -248,6 +249,10 @@ class DDPState(Steps):
             call_after_steps(optimizer, self._after_optimizer)
         attached.add(self)
         self._announce(agent, plan_file)
+
+    def _framework_of(self, group, parameters, timeout_s):
+        """The process group that sums where a plan leaves that to the framework, or None."""
+        return group_of(group, parameters, timeout_s)
 
     def _meeting(self, place):
         """The ranks that attach this model, in the process group's store."""

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,34 @@ class FrameworkGroup:
         """Begins to sum; returns the work."""
         return dist.all_reduce(tensor, group=self._group, async_op=True)
 
+    def sum(self, tensor: torch.Tensor, scale: float, needs: int) -> Any:
+        """Begins to replace the tensor by the scaled sum over all ranks; returns an object that
+        FrameworkDelivery can wait for."""
+        accelerator = staging.accelerator_of([tensor])
+        if accelerator is None:
+            return _HostSum(self, tensor, scale)
+        accelerator.run(lambda: tensor.mul_(scale))
+
+        def launch(device):
+            work = self.all_reduce(tensor)
+            with device.on(device.incoming):
+                work.wait()
+            return device.mark(device.incoming)
+        return _DeviceSum(self, launch, tensor, accelerator, needs)
+
+    def scatter(self, scatter: Callable[[], None], shard: torch.Tensor) -> Any:
+        """Lets scatter() write this rank's part of a sum; otherwise as sum()."""
+        accelerator = staging.accelerator_of([shard])
+        if accelerator is None:
+            return _HostScatter(self, scatter, shard)
+
+        def launch(device):
+            scatter()
+            end = device.mark(device.current())
+            device.follow(device.incoming, end)
+            return end
+        return _DeviceSum(self, launch, shard, accelerator, 0)
+
     def end(self, end: Any) -> Any:
         """Notes the end of a sum; returns that of the one before."""
         before, self._last_end = self._last_end, end
@@ -65,7 +93,7 @@ def group_of(group: Any, parameters: Any, timeout_s: float) -> Optional[Framewor
 
 
 class _HostSum:
-    """A sum of a tensor in the host's memory."""
+    """A sum of a tensor in the host's memory, which a future of the process group ends."""
 
     def __init__(self, group: FrameworkGroup, tensor: torch.Tensor, scale: float):
         self._group, self._tensor = group, tensor
@@ -90,52 +118,88 @@ class _HostSum:
     def outcome(self, needs: int) -> dict:
         """A sum that has ended, as arguments of caller_sum_end()."""
         before = self._group.end(self._end) or 0.0
-        # An infinite sum of many numbers says less than one that is NaN, or finite.
-        finite = math.isfinite(self._tensor.sum(dtype=torch.float32).item()) \
-            or bool(torch.isfinite(self._tensor).all())
-        return dict(finite=finite, network_s=max(0.0, self._end - max(self._begun, before)),
+        return dict(finite=_is_finite(self._tensor),
+                    network_s=max(0.0, self._end - max(self._begun, before)),
                     since_ready_s=time.monotonic() - self._begun,
                     pointer=self._tensor.data_ptr() if needs & _lib.NEEDS_SUM else None)
 
 
-class _DeviceSum:
-    """A sum of a tensor of an accelerator. The streams wait for each other, and no thread for them
-    before wait()."""
+class _HostScatter:
+    """A reduce-scatter in the host's memory, which has ended."""
 
-    def __init__(self, group: FrameworkGroup, tensor: torch.Tensor, scale: float,
+    def __init__(self, group: FrameworkGroup, scatter: Callable[[], None], shard: torch.Tensor):
+        self._shard = shard
+        self._begun = time.monotonic()
+        scatter()
+        self._end = group.end(time.monotonic()) or 0.0
+
+    def wait(self, unused_seconds: float) -> bool:
+        """It has ended."""
+        return True
+
+    def outcome(self, unused_needs: int) -> dict:
+        """See _HostSum."""
+        took = time.monotonic() - self._begun
+        return dict(finite=_is_finite(self._shard), network_s=took, since_ready_s=took)
+
+
+class _DeviceSum:
+    """A sum that the streams of an accelerator wait for, and no thread before wait().
+
+    launch: begins it on the accelerator, makes its stream `incoming` wait for the end, and returns
+    a mark of the end. result: where the sum will be.
+    """
+
+    def __init__(self, group: FrameworkGroup, launch: Callable[[Any], Any], result: torch.Tensor,
                  accelerator: staging.Accelerator, needs: int):
-        self._group, self._accelerator, self._tensor = group, accelerator, tensor
+        self._group, self._accelerator, self._result = group, accelerator, result
         self._pause_s = 2e-5
-        accelerator.run(lambda: tensor.mul_(scale))
         self._begun = accelerator.mark(accelerator.current())
-        work = group.all_reduce(tensor)
         self._total = accelerator.pinned(torch.empty(1))
-        self._sum = accelerator.pinned(tensor) if needs & _lib.NEEDS_SUM else None
+        self._sum = accelerator.pinned(result) if needs & _lib.NEEDS_SUM else None
+        self._end = launch(accelerator)
         with torch.no_grad(), accelerator.on(accelerator.incoming):
-            work.wait()
             accelerator.run(lambda: self._total.copy_(
-                tensor.sum(dtype=torch.float32).reshape(1), non_blocking=True))
+                result.sum(dtype=torch.float32).reshape(1), non_blocking=True))
             if self._sum is not None:
-                accelerator.copy(self._sum, tensor)
-        self._end = accelerator.mark(accelerator.incoming)
+                accelerator.copy(self._sum, result)
+        self._checked = accelerator.record(accelerator.incoming)
 
     def wait(self, seconds: float) -> bool:
+        """See _HostSum."""
         deadline = time.monotonic() + seconds
-        while not self._accelerator.done(self._end):
+        while not self._accelerator.done(self._checked):
             if time.monotonic() > deadline:
                 return False
             time.sleep(self._pause_s)
             self._pause_s = min(1.5 * self._pause_s, _POLL_MAX_S)
         return True
 
-    def outcome(self, needs: int) -> dict:
+    def outcome(self, unused_needs: int) -> dict:
+        """See _HostSum."""
         before = self._group.end(self._end)
         took = self._accelerator.seconds(self._begun, self._end)
         alone = took if before is None else self._accelerator.seconds(before, self._end)
-        finite = math.isfinite(self._total.item()) or bool(torch.isfinite(self._tensor).all())
-        return dict(finite=finite, network_s=min(took, max(alone, 0.0)),
-                    since_ready_s=took,
+        finite = math.isfinite(self._total.item()) or bool(torch.isfinite(self._result).all())
+        return dict(finite=finite, network_s=max(0.0, min(took, alone)), since_ready_s=took,
                     pointer=None if self._sum is None else self._sum.data_ptr())
+
+
+class _Failed:
+    """A sum that the process group has not even begun."""
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def wait(self, unused_seconds: float) -> bool:
+        """Raises what the group did."""
+        raise self._error
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # A sum that is infinite may have overflowed.
+    return math.isfinite(tensor.sum(dtype=torch.float32).item()) \
+        or bool(torch.isfinite(tensor).all())
 
 
 class FrameworkDelivery:
@@ -183,16 +247,20 @@ class FrameworkDelivery:
             host = self.used if self._accelerator is None else self._accelerator.to_host(self.used)
             pointer = host.data_ptr()
         self._request = self._session.caller_sum_begin(self._key, pointer)
-        if host is not self.used:
+        if host is not self.used and self._accelerator is not None:
             self._accelerator.run(lambda: self.used.copy_(host))
         self._copy = self._original = None
 
-    def start(self, scale: float) -> None:
-        """Gives the bucket to the process group."""
-        if self._accelerator is None:
-            self._sum = _HostSum(self._group, self.used, scale)
-        else:
-            self._sum = _DeviceSum(self._group, self.used, scale, self._accelerator, self._needs)
+    def start(self, launch: Callable[[], Any], result: torch.Tensor) -> None:
+        """Begins the sum by launch(), which returns what the methods of FrameworkGroup do.
+
+        result: where the sum, or this rank's part of it, will be.
+        """
+        try:
+            self._sum = launch()
+        except Exception as error:  # of the process group; all ranks are told by settle()
+            self._sum = _Failed(error)
+        self.used = result
 
     def fail(self, error: Exception) -> None:
         """See weir.steps.Delivery."""
@@ -200,9 +268,9 @@ class FrameworkDelivery:
             error = WeirError(f"a bucket could not be delivered: {error}", _lib.INTERNAL)
         self.error = self.error or error
 
-    def _ended(self) -> Optional[dict]:
+    def _ended(self, session: Session) -> Optional[dict]:
         """The outcome of the sum; None: the session has ended the request before."""
-        backend, session = self._group.backend, self._session
+        backend = self._group.backend
         deadline = time.monotonic() + self._group.timeout_s
         try:
             while not self._sum.wait(_CHECKS_S):
@@ -226,7 +294,7 @@ class FrameworkDelivery:
     def settle(self) -> None:
         try:
             if self._request is not None and self._session is not None:
-                outcome = self._ended()
+                outcome = self._ended(self._session)
                 if outcome is not None:
                     self._end(self._session, outcome)
                 self._session.wait(self._request)

@@ -8,13 +8,10 @@ are those of weir.ddp. A hook returns when its unit is reduced, since FSDP uses 
 
 Where the plan compresses a unit, a reduce-scatter is done as an all-reduce of the whole unit, of
 which each rank keeps its shard, so such a plan pays off where its codec sends less than half of the
-bytes. Where the plan says dense, the reduce-scatter is FSDP's own, over its own process group. The
-first MEASURED_STEPS steps and every MEASURED_EVERY-th one are all-reduced nevertheless, so that the
-controller sees times and gradients. In the other steps two buckets of one element mark for the
-session when the first unit came and whether all shards were finite, and carry the announcement of
-the next plan. Between replicas of a sharded model (HSDP), Weir all-reduces the shards.
+bytes. Where the plan says "framework", and as long as there is no plan, the reduce-scatter is FSDP's
+own, over its own process group, and Weir does around it what weir.framework says. Between replicas of
+a sharded model (HSDP), Weir all-reduces the shards.
 """
-import contextlib
 import sys
 import weakref
 from typing import Any
@@ -23,15 +20,14 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
+from weir import versions
 from weir._lib import InvalidArgument, WeirError
 from weir.ddp import DDPState, ranks_of, say_once
+from weir.framework import FrameworkGroup
 from weir.steps import begin_with_forward, columns
-from weir.staging import transfer_of
 from weir.unreduced import FSDPWatch
 
 _PADDING = "padding"
-MEASURED_STEPS, MEASURED_EVERY = 10, 50  # a session samples gradients in the first 10, too
-_BEGIN, _END = "weir.first_unit", "weir.finite"  # buckets of one element
 
 
 def _is_a(model, class_name):
@@ -62,94 +58,53 @@ def _refuse(text):
 class FSDPState(DDPState):
     """The state of the hooks for one FSDP model on one rank. Arguments are those of DDPState.
 
-    It has no reform(): shards of a lost rank exist nowhere else.
+    sharded: whether FSDP reduce-scatters units. It has no reform(): shards of a lost rank exist
+    nowhere else.
     """
 
-    def __init__(self, model, **options):
+    def __init__(self, model, sharded=False, **options):
+        self._sharded = sharded
         super().__init__(model, **options)
         self._compare_parameters = False  # shards differ by design
-        self._codecs = {}      # bucket key -> codec of the active plan; None: that of other buckets
-        self._plan_version = -1
-        self._measured = True  # whether every unit of this step is all-reduced
-        self._owing = set()    # keys of buckets that have residuals, which dense steps deliver
-        self._flushed = []     # keys of those that this step delivers
-        self._finite = []      # whether the shards that FSDP has reduced in this step are
-        self._marks = set()    # keys of _BEGIN and _END
 
-    def _key_of(self, unit, gradient):
+    def _framework_of(self, group, parameters, timeout_s):
+        """See DDPState. FSDP reduce-scatters over any group."""
+        if self._sharded:
+            kind = parameters[0].device.type if parameters else "cpu"
+            return FrameworkGroup(group, versions.backend_of(group, kind), timeout_s)
+        return super()._framework_of(group, parameters, timeout_s)
+
+    def _key_of(self, unit, gradient, sharded=False):
         if self._watch is not None:
             self._watch.on_hook()
         key = self._keys.get((unit.name, gradient.dtype, gradient.numel()))
         if key is None:
             self.check_gradients(gradient, unit.name)
             key = self.define(unit.ranges(gradient.numel()), gradient.dtype)
+            if sharded:
+                self.session.set_sharded(key)
             self._keys[unit.name, gradient.dtype, gradient.numel()] = key
         return key
-
-    def _is_dense(self, key, dtype):
-        codec = self._codecs.get(key, self._codecs[None])
-        return (self._plan_version == 0 or codec == "identity"
-                or (codec, dtype) in (("fp16", torch.float16), ("bf16", torch.bfloat16)))
 
     def reduce_scatter(self, unit, gradient, shard, own):
         """Leaves this rank's part of the mean in `shard` and returns True, or lets own(), which is
         FSDP's reduce-scatter, write it, and returns False. All ranks do the same, since they have
         the same plan and step."""
-        key = self._key_of(unit, gradient)
-        self.begin_step()
-        if self._measured or key in self._owing or not self._is_dense(key, gradient.dtype):
-            self.reduce(unit, gradient)
+        key = self._key_of(unit, gradient, sharded=True)
+        needs = self._enter(key, gradient)
+        if not needs:
+            self._await_delivery(self._submit(key, gradient, needs))
             shard.copy_(gradient.chunk(self.world)[self.rank])
             return True
-        if not self._pending:
-            self._mark(_BEGIN)
-        if self._searches_left > 0:
-            self._search(key, gradient)
-        own()
-        finite = torch.isfinite(shard).all()
-        self._finite.append((finite, transfer_of([finite])))
-        self._sizes[key] = gradient.numel()
+        self._sum_by_framework(key, gradient, needs, shard,
+                               lambda group: group.scatter(own, shard))
         return False
-
-    def _mark(self, name, value=0.0):
-        """All-reduces a bucket of one element."""
-        key = self.define([(name, 1, 0)], torch.float32)
-        self._marks.add(key)
-        self.submit(key, torch.full((1,), value))
-        del self._sizes[key]  # it holds no parameter
-
-    def _search(self, key, buffer):
-        if key not in self._marks:
-            super()._search(key, buffer)
-
-    def _all_finite(self):
-        found, self._finite = self._finite, []
-        for finite, transfer in found:
-            if transfer is not None:
-                transfer.arrived()
-            if not bool(finite if transfer is None else transfer.host(finite)):
-                return False
-        return True
-
-    def _finish_step(self):
-        if self._finite:
-            finite = self._all_finite()
-            with contextlib.suppress(WeirError):  # the session has failed, and its end says why
-                self._mark(_END, 0.0 if finite else float("nan"))
-        super()._finish_step()
-        if not self.last_step_skipped:
-            self._owing.difference_update(self._flushed)
-        self._flushed = []
 
     def reduce(self, unit, gradient):
         """Replaces `gradient` by the mean over all ranks. Raises a WeirError on failure."""
-        key = self._key_of(unit, gradient)
-        self.begin_step()
-        if self._is_dense(key, gradient.dtype):
-            self._flushed.append(key)
-        else:
-            self._owing.add(key)
-        delivery = self.submit(key, gradient)
+        self._await_delivery(self.submit(self._key_of(unit, gradient), gradient))
+
+    def _await_delivery(self, delivery):
         delivery.done.wait()  # as long as its operation's deadline allows
         if delivery.error is not None:
             self._finish_step()  # the engine calls nothing at the end of a pass that raises
@@ -167,14 +122,6 @@ class FSDPState(DDPState):
         if self._step_open:
             return
         super().begin_step()
-        stats = self.session.stats()
-        self._measured = stats.step < MEASURED_STEPS or stats.step % MEASURED_EVERY == 0
-        if stats.plan_version != self._plan_version:
-            plan = self.plan()
-            self._codecs = {int(b["bucket"], 16): b["choice"]["codec"]
-                            for b in plan.get("buckets", [])}
-            self._codecs[None] = (plan.get("fallback") or {}).get("codec", "identity")
-            self._plan_version = stats.plan_version
 
     def reform(self, *unused, **unused_options):
         """Refused: see the class."""
@@ -262,7 +209,7 @@ def attach_fsdp1(model, options):
             _refuse(f"the unit '{_path(name)}' is sharded over the ranks {own}, and weir.attach "
                     f"would reduce it over {members}: wrap all units with one process group, or "
                     "leave this model to the process group 'weir'")
-    state = FSDPState(model, **options)
+    state = FSDPState(model, sharded=strategies != {"NO_SHARD"}, **options)
     try:
         model.register_comm_hook(state, _flat_hook)
         for name, unit in model.named_modules():
@@ -362,7 +309,7 @@ def attach_fsdp2(model, options):
     if not hasattr(model, needed):
         _refuse(f"fully_shard() of PyTorch {torch.__version__} has no {needed}(), by which "
                 "weir.attach works: update (2.14 has it), or use FullyShardedDataParallel")
-    state = FSDPState(model, process_group=group, **options)
+    state = FSDPState(model, sharded=not between, process_group=group, **options)
     try:
         modules = {name: m for name, m in model.named_modules() if is_fsdp2(m)}
         for name, module in modules.items():

@@ -138,6 +138,10 @@ class Session:
             ctypes.byref(request)))
         return request
 
+    def set_sharded(self, bucket):
+        """Says that each rank needs another part of this bucket's sum; see weir_set_sharded."""
+        self._check(self._library.weir_set_sharded(self._open_handle(), bucket))
+
     def caller_sum_needs(self, bucket):
         """Returns the caller's part in a bucket of the open step: 0, or a sum of _lib.CALLER_SUMS
         and others; see weir_caller_sum_needs."""

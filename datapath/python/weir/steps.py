@@ -221,37 +221,47 @@ class Steps:
         A bucket that is copied to the host is queued by a thread that waits until it is there, and
         later buckets behind it, so that all ranks queue them in the same order.
         """
+        return self._submit(key, buffer, self._enter(key, buffer))
+
+    def _submit(self, key, buffer, needs):
+        if needs:
+            return self._sum_by_framework(
+                key, buffer, needs, buffer,
+                lambda group: group.sum(buffer, 1.0 / self.world, needs))
+        way = way_of(buffer, to_host=self._searches_left > 0)
+        delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
+        if not isinstance(way, Transfer) and self._launches.settled():
+            self._begin(delivery, key)
+            self._completer.put(delivery)
+        else:
+            self._launches.put(Launch(lambda: self._begin_later(delivery, key, way)))
+        self._pending.append(delivery)
+        return delivery
+
+    def _enter(self, key, buffer):
+        """Begins a step, if none is open, with this bucket, which will be put into _pending. Returns
+        caller_sum_needs()."""
         self.begin_step()
         if not self._pending:
             self._sizes = {}
             self._in_backward = at_end_of_backward(self._finish_step)
-        needs = 0
-        if self._framework is not None:
-            with self._session_calls:
-                needs = self.session.caller_sum_needs(key)
-        if needs:
-            delivery = self._sum_by_framework(key, buffer, needs)
-        else:
-            way = way_of(buffer, to_host=self._searches_left > 0)
-            delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
-            if not isinstance(way, Transfer) and self._launches.settled():
-                self._begin(delivery, key)
-                self._completer.put(delivery)
-            else:
-                self._launches.put(Launch(lambda: self._begin_later(delivery, key, way)))
-        self._pending.append(delivery)
         self._sizes[key] = buffer.numel()
-        return delivery
+        if self._framework is None:
+            return 0
+        with self._session_calls:
+            return self.session.caller_sum_needs(key)
 
-    def _sum_by_framework(self, key, buffer, needs):
-        """Lets the job's own process group sum the bucket, and returns its delivery.
+    def _sum_by_framework(self, key, buffer, needs, result, launch):
+        """Lets the job's own process group sum the bucket, by launch(group), and returns its delivery.
 
         The group is given its work here, in the order of the hooks: it may be used elsewhere, and
-        all ranks must use it in the same order.
+        all ranks must use it in the same order. result: see FrameworkDelivery.start.
         """
         if self._searches_left > 0:
             self._search(key, buffer)
-        delivery = FrameworkDelivery(self.session, self._framework, key, buffer, needs,
+        group = self._framework
+        assert group is not None
+        delivery = FrameworkDelivery(self.session, group, key, buffer, needs,
                                      raises=not self._in_backward)
         if not delivery.later:
             self._await_launches()
@@ -262,11 +272,12 @@ class Steps:
                 delivery.begin()
         if not later:
             begin()
-        delivery.start(1.0 / self.world)
+        delivery.start(lambda: launch(group), result)
         if later:
             self._launches.put(Launch(lambda: self._complete_after(delivery, begin)))
         else:
             self._completer.put(delivery)
+        self._pending.append(delivery)
         return delivery
 
     def _complete_after(self, delivery, begin):

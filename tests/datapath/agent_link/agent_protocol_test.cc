@@ -185,6 +185,9 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   paths.addresses = {"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["key"], "00000000000000ab");
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["parameters"].size(), 64u);
+  EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["sharded"], false);
+  table.buckets[0].sharded = true;
+  EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["sharded"], true);
   EXPECT_EQ(Parsed(step)["step"]["gains"][0]["gains"][1], 0.9);
   EXPECT_EQ(Parsed(step)["step"]["buckets"].size(), 1u);
   const auto densities = Parsed(step)["step"]["block_densities"];

@@ -214,40 +214,27 @@ def lost_rank(rank, world, make):
     return None
 
 
-@contextlib.contextmanager
-def measured(steps, every):
-    """Other numbers for the steps in which all units are all-reduced."""
-    before = weir.fsdp.MEASURED_STEPS, weir.fsdp.MEASURED_EVERY
-    weir.fsdp.MEASURED_STEPS, weir.fsdp.MEASURED_EVERY = steps, every
-    try:
-        yield
-    finally:
-        weir.fsdp.MEASURED_STEPS, weir.fsdp.MEASURED_EVERY = before
-
-
 MAKE = {"FSDP1": (lambda world: make_fsdp1(make_model(), "FULL_SHARD"), gathered),
         "FSDP2": (lambda world: make_fsdp2(make_model(), meshes(world)), whole)}
 
 
-def dense_steps(rank, world, kind):
-    """(difference from plain DDP, bytes that libweir sent by step) with measured steps 0, 1, 4."""
+def dense_steps(rank, world, kind, agent, plans):
+    """(difference from plain DDP, bytes that libweir sent by step)."""
     make, parameters_of = MAKE[kind]
-    with measured(2, 4):
-        model, sent = make(world), []
-        state = weir.attach(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        for step in range(7):
-            optimizer.zero_grad()
-            model(batch(step, rank)).square().sum().backward()
-            optimizer.step()
-            sent.append(state.stats().bytes_sent)
-        codecs = [choice["codec"] for _, choice in state.choices()]
-        found = parameters_of(model)
-        state.close()
+    model, sent = make(world), []
+    state = weir.attach(model, agent=agent, plan_file=plans)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for step in range(7):
+        optimizer.zero_grad()
+        model(batch(step, rank)).square().sum().backward()
+        optimizer.step()
+        sent.append(state.stats().bytes_sent)
+    found = parameters_of(model)
+    state.close()
     reference = DistributedDataParallel(make_model())
     train(reference, rank, 7)
     expected = [p.detach() for p in reference.parameters()]
-    return difference(found, expected), [b - a for a, b in zip([0, *sent], sent)], codecs
+    return difference(found, expected), [b - a for a, b in zip([0, *sent], sent)]
 
 
 def scaled(kind, world):
@@ -258,41 +245,39 @@ def scaled(kind, world):
 
 def turns_dense(rank, world, kind):
     """Top-k until the agent's plan turns all dense: (the largest difference of what was delivered
-    from what was fed, codecs), in steps without any that is measured."""
-    with measured(0, 10**9):
-        model, parameters_of = scaled(kind, world)
-        state = weir.attach(model)
-        optimizer, fed, dense = torch.optim.SGD(model.parameters(), lr=1.0), torch.zeros(40, 25), 0
-        for step in range(400):
-            inputs = [torch.randn(40, 25, generator=torch.Generator().manual_seed(10 * step + r))
-                      * (dense == 0) for r in range(world)]
-            fed += sum(inputs) / world
-            optimizer.zero_grad()
-            model(inputs[rank]).backward()
-            optimizer.step()
-            dense += state.stats().plan_version == 2
-            if dense == 3:
-                break
-            time.sleep(0.005)  # the plan comes from another process
-        codecs = {choice["codec"] for _, choice in state.choices()}
-        worst = float((parameters_of(model)[0] + fed).abs().max() / fed.abs().max())
-        state.close()
-    return worst, codecs
+    from what was fed, collectives)."""
+    model, parameters_of = scaled(kind, world)
+    state = weir.attach(model)
+    optimizer, fed, dense = torch.optim.SGD(model.parameters(), lr=1.0), torch.zeros(40, 25), 0
+    for step in range(400):
+        inputs = [torch.randn(40, 25, generator=torch.Generator().manual_seed(10 * step + r))
+                  * (dense == 0) for r in range(world)]
+        fed += sum(inputs) / world
+        optimizer.zero_grad()
+        model(inputs[rank]).backward()
+        optimizer.step()
+        dense += state.stats().plan_version == 2
+        if dense == 3:
+            break
+        time.sleep(0.005)  # the plan comes from another process
+    collectives = {choice["collective"] for _, choice in state.choices()}
+    worst = float((parameters_of(model)[0] + fed).abs().max() / fed.abs().max())
+    state.close()
+    return worst, collectives
 
 
 def infinite_in_a_dense_step(rank, world, kind):
-    with measured(0, 10**9):
-        model, _ = scaled(kind, world)
-        state, seen = weir.attach(model), []
-        for step in range(4):
-            inputs = torch.ones(40, 25)
-            if rank == 1 and step in (1, 2):
-                inputs[0, 3] = float("inf")  # of rank 0's shard
-            model.zero_grad()
-            model(inputs).backward()
-            skipped = state.last_step_skipped
-            seen.append(skipped and (skipped.step, skipped.rank, skipped.parameter))
-        state.close()
+    model, _ = scaled(kind, world)
+    state, seen = weir.attach(model), []
+    for step in range(4):
+        inputs = torch.ones(40, 25)
+        if rank == 1 and step in (1, 2):
+            inputs[0, 3] = float("inf")  # of rank 0's shard
+        model.zero_grad()
+        model(inputs).backward()
+        skipped = state.last_step_skipped
+        seen.append(skipped and (skipped.step, skipped.rank, skipped.parameter))
+    state.close()
     return seen
 
 
@@ -420,24 +405,33 @@ class FsdpTest(unittest.TestCase):
 
     def _dense_units_are_reduce_scattered(self, kind):
         whole_bytes = 2 * 4 * sum(p.numel() for p in make_model().parameters()) * 2 / 3
-        for (worst, sent, codecs), _ in ranks.run(3, dense_steps, kind):
-            self.assertLess(worst, 1e-5)
-            self.assertEqual(codecs, ["identity"] * 3)
-            for step, count in enumerate(sent):
-                if step in (0, 1, 4):
-                    self.assertGreater(count, 0.9 * whole_bytes, sent)
-                else:
-                    self.assertLess(count, 0.2 * whole_bytes, sent)
+        with StubAgent() as agent:
+            for (worst, sent), _ in ranks.run(3, dense_steps, kind, agent.address, None):
+                self.assertLess(worst, 1e-5)
+                self.assertLess(max(sent), 0.2 * whole_bytes, sent)
+            samples, tables = list(agent.samples), dict(agent.tables)
+        self.assertEqual({b["collective"] for _, _, b in samples}, {"framework"})
+        self.assertTrue(all(b["network_s"] > 0 for _, _, b in samples))
+        for rank in range(3):
+            self.assertEqual([b["sharded"] for b in tables[rank]], [True] * 3)
+        with tempfile.TemporaryDirectory() as directory:  # Weir's own sums are of whole units
+            plans = os.path.join(directory, "plan.json")
+            with open(plans, "w", encoding="ascii") as out:
+                json.dump({"fallback": {"codec": "identity", "collective": "ring"}}, out)
+            for (worst, sent), _ in ranks.run(3, dense_steps, kind, None, plans):
+                self.assertLess(worst, 1e-5)
+                self.assertGreater(min(sent), 0.9 * whole_bytes, sent)
 
     def _residuals_arrive_when_a_plan_turns_dense(self, kind):
-        with tempfile.TemporaryDirectory() as directory, StubAgent(world=2) as agent:
-            dense = {"codec": "identity", "collective": "ring"}
-            agent.offer({"job": "training", "version": 2, "buckets": [], "fallback": dense})
-            results = ranks.run(2, turns_dense, kind, environment={
-                "WEIR_PLAN_FILE": plan_file(directory), "WEIR_AGENT": agent.address})
-        for (worst, codecs), _ in results:
-            self.assertEqual(codecs, {"identity"})
-            self.assertLess(worst, 1e-5)
+        for collective in ("framework", "ring"):
+            with tempfile.TemporaryDirectory() as directory, StubAgent(world=2) as agent:
+                dense = {"codec": "identity", "collective": collective}
+                agent.offer({"job": "training", "version": 2, "buckets": [], "fallback": dense})
+                results = ranks.run(2, turns_dense, kind, environment={
+                    "WEIR_PLAN_FILE": plan_file(directory), "WEIR_AGENT": agent.address})
+            for (worst, collectives), _ in results:
+                self.assertEqual(collectives, {collective})
+                self.assertLess(worst, 1e-5)
 
     def _infinity_in_a_dense_step_is_named(self, kind, name):
         for seen, _ in ranks.run(2, infinite_in_a_dense_step, kind):

@@ -13,13 +13,15 @@ import threading
 class StubAgent:
     """Listens while it is entered. A plan, once offered, is armed when all ranks have acked it.
 
-    events, nacks: the RankEvents and PlanNacks that ranks have sent. hellos: their RankHellos by rank.
+    events, nacks: the RankEvents and PlanNacks that ranks have sent. hellos: their RankHellos by rank,
+    and tables: their buckets.
     samples: (step, rank, BucketSample) of their reports. offer_when_active: {version: the plan to offer when
     that one is active}.
     """
 
     def __init__(self, world=0):
-        self.events, self.nacks, self.hellos, self.samples = [], [], {}, []
+        self.events, self.nacks, self.samples = [], [], []
+        self.hellos, self.tables = {}, {}
         self.offer_when_active = {}
         self._world, self._acks = world, collections.defaultdict(set)
         self._ranks = {}  # rank -> its connection
@@ -71,6 +73,8 @@ class StubAgent:
                         self.events.append(message["event"])
                     if "nack" in message:
                         self.nacks.append(message["nack"])
+                    if "buckets" in message:
+                        self.tables[rank] = message["buckets"]["buckets"]
                     step = message.get("step", {})
                     self.samples += [(int(step["step"]), rank, b) for b in step.get("buckets", [])]
                     if "ack" in message:

@@ -289,6 +289,35 @@ TEST_F(CallerSumsTest, ARankThatIsMissingIsNamed) {
   EXPECT_THAT(Message(ended.status()), ::testing::HasSubstr("rank 1"));
 }
 
+// After a reduce-scatter each rank has elements of its own.
+TEST_F(CallerSumsTest, ShardsAreAgreedToBeFiniteAndNotCompared) {
+  WorldOptions options = Options(3);
+  options.compare_every_steps = 1;
+  SessionWorld job(options);
+  const uint64_t key = job.Up().Define({{"w", kElements}});
+  for (auto& session : job.sessions) ASSERT_TRUE(session->SetSharded(key).ok());
+  EXPECT_EQ(job.sessions[0]->SetSharded(key + 1).code(), StatusCode::kNotFound);
+  for (uint64_t step = 0; step < 6; ++step) {
+    job.Begin();
+    EXPECT_TRUE(Needs(job, key).by_caller);
+    EXPECT_FALSE(Needs(job, key).hash);
+    Gradients shards = RandomGradients(3, kElements, step);
+    for (size_t rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(job.sessions[rank]->BeginSum(key, shards[rank].data(), nullptr).ok());
+      const bool finite = rank != 1 || step % 2 == 0;
+      ASSERT_TRUE(
+          job.sessions[rank]->EndSum(key, {.finite = finite, .sum = shards[rank].data()}).ok());
+    }
+    RunRanks(3, [&](int rank) {  // the ranks wait for each other at the end
+      const StatusOr<bool> skipped = job.sessions[static_cast<size_t>(rank)]->EndStep();
+      ASSERT_TRUE(skipped.ok()) << ToString(skipped.status());
+      EXPECT_EQ(*skipped, step % 2 == 1) << step;
+    });
+  }
+  ASSERT_FALSE(job.ports[1]->All<BucketTable>().empty());
+  EXPECT_TRUE(job.ports[1]->All<BucketTable>().back().buckets[0].sharded);
+}
+
 TEST_F(CallerSumsTest, ClosingEndsThem) {
   SessionWorld job(Options());
   const uint64_t key = job.Up().Define({{"w", kElements}});
