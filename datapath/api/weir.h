@@ -71,6 +71,10 @@ typedef struct weir_options {
    *                        and device support it; default none
    *   congestion=NAME      the kernel's congestion control; default the system's, or reno within a
    *                        host
+   * Key of "auto", for sessions:
+   *   nccl=on|off          ranks of a node move what is in the memory of their GPUs by NCCL, where
+   *                        the plan sums nodes; needs gradient_device; the same on all ranks of a
+   *                        node; default off
    * Key of all transports:
    *   busy_poll=TIME       how long a wait polls before it sleeps, at most 60s; default 0
    * BYTES may end with K, M, G (powers of 1000) or Ki, Mi, Gi (of 1024); TIME ends with us, ms or
@@ -111,9 +115,9 @@ typedef struct weir_options {
   int32_t encrypt;         /* with a key: 1: only the ranks can read payloads; equal on all ranks */
   int32_t unauthenticated; /* without a key: 1: permits connections over a network. Anybody on that
                               network can take part in the job and change its results */
-  /* CUDA's number of the device in whose memory the gradients will be; NULL: the host's. Only what
-   * the controller is told of the times of codecs depends on it: they are measured on the device,
-   * or with the copies to the host and back. */
+  /* CUDA's number of the device in whose memory the gradients will be; NULL: the host's. The
+   * controller is told what codecs take there, and with the copies to the host and back, and the
+   * transport's option nccl=on needs it. */
   const int32_t* gradient_device;
   /* 1: the caller does what `sync` of the active plan (weir_get_plan) says: with `every` above 1, a
    * step of the session spans that many steps of the optimiser, and what its buckets sum is the

@@ -3,6 +3,7 @@
 // Buckets in the memory of an accelerator. A session, its exchange forms and the residual store see
 // a device through these two classes only; datapath/cuda implements them.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -56,17 +57,47 @@ class DeviceBucket {
   virtual StatusOr<EncodeResult> Encode(const Codec& codec, std::span<const float> residual,
                                         std::span<float> rest, const EncodeContext& context,
                                         std::span<std::byte> out) = 0;
-  /// Replaces the elements by scale times the sum of the payloads of ranks 0, 1 and so on, added in
-  /// this order as by Codec::DecodeSum. Returns whether all are finite. kDataLoss: a payload is
-  /// malformed; names its rank.
+  /// Replaces the elements by scale times the sum of the payloads, added in their order as by
+  /// Codec::DecodeSum. Payload i is of rank ranks[i]; `ranks` empty: of rank i, or where there is
+  /// only one, of the rank that the context names. Returns whether all are finite. kDataLoss: a
+  /// payload is malformed; names its rank.
   virtual StatusOr<bool> DecodeSum(const Codec& codec,
                                    std::span<const std::span<const std::byte>> payloads,
-                                   const EncodeContext& context, float scale) = 0;
-  /// After DecodeSum: writes the elements to the data. Returns false, and does not, if the data's
-  /// dtype cannot hold them.
+                                   std::span<const int> ranks, const EncodeContext& context,
+                                   float scale) = 0;
+  /// Multiplies the elements by `scale`. Returns whether all are finite.
+  virtual StatusOr<bool> Scale(float scale) = 0;
+  /// The elements begin .. begin + size - 1 (at least one) as a bucket of its own: its functions
+  /// work on the same memory. It is ready. No function of it may be called once this bucket is
+  /// destroyed.
+  virtual StatusOr<std::unique_ptr<DeviceBucket>> Part(size_t begin, size_t size) = 0;
+  /// After DecodeSum or Scale: writes the elements to the data. Returns false, and does not, if the
+  /// data's dtype cannot hold them.
   virtual StatusOr<bool> Deliver() = 0;
   /// Sets the data to NaN.
   virtual Status FillNan() = 0;
+};
+
+/// By which the devices of a group find each other. Made by one of them.
+using DeviceGroupId = std::array<std::byte, 128>;
+
+/// One device's end of a group of devices on one node, among which memory moves without the host.
+/// One thread at a time uses it. Errors: kUnavailable: a device, the library that moves the memory
+/// or another end failed; nothing more can be begun. The destructor aborts.
+class DeviceGroup {
+ public:
+  virtual ~DeviceGroup() = default;
+  /// Ends what is in progress, whatever the other ends do: no memory is used any more. Nothing more
+  /// can be begun.
+  virtual void Abort() noexcept = 0;
+  /// Whether what was begun last, which at first is the group itself, has ended. Never waits.
+  virtual StatusOr<bool> IsDone() = 0;
+  /// Begins to send outgoing[i] to member i, and to receive incoming[i] from it. There is one entry
+  /// for each member, those of this one are empty, and sizes agree pairwise. All is memory of the
+  /// device, complete before the call, and unused by others until IsDone. All members begin the
+  /// same exchanges in the same order. To be called only when IsDone.
+  virtual Status Exchange(std::span<const std::span<const float>> outgoing,
+                          std::span<const std::span<float>> incoming) = 0;
 };
 
 /// An accelerator. Lives as long as the program. Thread-safe.
@@ -84,6 +115,10 @@ class Device {
   /// Host memory from and to which the device copies fastest.
   virtual ScratchPool& pinned() = 0;
 
+  /// Memory of the device from a pool, for one operation; of unspecified content.
+  /// kResourceExhausted: it is full.
+  virtual StatusOr<ScratchBuffer> TakeMemory(size_t bytes) = 0;
+
   /// Memory of the device for `count` floats, set to zero; freed by Free. kResourceExhausted,
   /// kUnavailable as above.
   virtual StatusOr<float*> Allocate(size_t count) = 0;
@@ -91,6 +126,16 @@ class Device {
   /// Copies between the device's memory and the host's, and waits for it.
   virtual Status ReadFloats(float* to, const float* from, size_t count) = 0;
   virtual Status WriteFloats(float* to, const float* from, size_t count) = 0;
+  /// to[i] += from[i], both in the device's memory. Returns when it is done.
+  virtual Status AddFloats(float* to, const float* from, size_t count) = 0;
+
+  /// kUnavailable: no library is there that could move memory between devices; says which one.
+  virtual StatusOr<DeviceGroupId> NewGroupId() = 0;
+  /// Begins to form a group of `size` devices, as its member `place`. It may be used once it
+  /// IsDone; all members have joined then. kUnavailable as above, or the library refuses, for
+  /// example because another member is the same device.
+  virtual StatusOr<std::unique_ptr<DeviceGroup>> Join(const DeviceGroupId& id, int place,
+                                                      int size) = 0;
 };
 
 }  // namespace weir

@@ -40,6 +40,8 @@ void Group::Begin(const OperationId& id, ControlWord control, uint16_t flags, Ti
   flags_ = flags;
   deadline_ = deadline;
   bytes_sent_ = 0;
+  device_bytes_ = 0;
+  device_time_ = Duration(0);
   failed_ = false;
   receives_.clear();
   const Duration left = deadline - RealClock().Now();
@@ -97,6 +99,13 @@ StatusOr<size_t> Group::WaitReceive(Ticket ticket) {
   flags_ |= header->flags;
   if (header->control.version > control_.version) control_ = header->control;
   return header->payload_bytes;
+}
+
+Status Group::Pause(Duration pause, std::string_view awaited) {
+  const TimePoint now = RealClock().Now();
+  if (now >= deadline_) return Fail(DeadlineExceeded(std::string(awaited)));
+  const auto woken = transport_.WaitAny({}, std::min(deadline_, now + pause));
+  return woken.ok() ? OkStatus() : Fail(woken.status());
 }
 
 Status Group::Verify(const Pending& expected, const FrameHeader& found) const {

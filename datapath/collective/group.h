@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "datapath/base/clock.h"
@@ -15,6 +16,7 @@
 
 namespace weir {
 
+class DeviceGroup;
 class LaneOffload;
 
 /// The identity of one operation, equal on every rank.
@@ -80,6 +82,12 @@ class Group {
   void SetOffload(LaneOffload* offload) { offload_ = offload; }
   LaneOffload* offload() const { return offload_; }
 
+  /// Sets the devices of the ranks of this rank's node, in the order of the ranks, among which
+  /// device memory moves; null (the default) on all of these ranks or on none. It outlives the
+  /// group. Stays set after Begin.
+  void SetDevices(DeviceGroup* devices) { devices_ = devices; }
+  DeviceGroup* devices() const { return devices_; }
+
   /// The staging buffers by rank of the group; null when there are none, which is the same on every
   /// rank. A GroupPart has none.
   const StagingBuffers* staging() const {
@@ -102,6 +110,11 @@ class Group {
   /// waits for the missing one should be the first to name it.
   StatusOr<size_t> WaitReceive(Ticket ticket);
 
+  /// Lets `pause` pass while this rank waits for something else than a message. Errors, which fail
+  /// the group: a rank died or reported an error, or the operation's deadline has passed;
+  /// `awaited` says what did not happen until then.
+  Status Pause(Duration pause, std::string_view awaited);
+
   /// Ends the operation with `status`, which must not be OK: the first failure aborts the transport
   /// with its message, so that the other ranks learn which rank is at fault. Returns `status`.
   /// Collectives call it for errors of their own (wrong sizes, failed callbacks).
@@ -119,6 +132,13 @@ class Group {
   uint64_t bytes_sent() const { return bytes_sent_; }
   /// Counts `bytes` of the operation's payload that left this rank without a message.
   void CountSent(uint64_t bytes) { bytes_sent_ += bytes; }
+  /// Bytes that devices exchanged in large parts since Begin, and how long they took.
+  void CountDevices(uint64_t bytes, Duration took) {
+    device_bytes_ += bytes;
+    device_time_ += took;
+  }
+  uint64_t device_bytes() const { return device_bytes_; }
+  Duration device_time() const { return device_time_; }
 
  private:
   friend class GroupPart;
@@ -139,6 +159,8 @@ class Group {
   uint16_t flags_ = 0;
   TimePoint deadline_{};
   uint64_t bytes_sent_ = 0;
+  uint64_t device_bytes_ = 0;
+  Duration device_time_{0};
   bool failed_ = false;
   Duration grace_{0};  // for peers that were heard in this operation
   std::vector<bool> heard_;
@@ -149,6 +171,7 @@ class Group {
   int ring_place_ = 0;
   std::vector<uint32_t> shards_;
   LaneOffload* offload_ = nullptr;
+  DeviceGroup* devices_ = nullptr;
   std::vector<int> members_;  // of the current GroupPart; empty: all ranks
   int part_rank_ = 0;
   uint32_t slot_offset_ = 0;

@@ -4,13 +4,12 @@
 #include <algorithm>
 
 #include "datapath/collective/broadcast.h"
+#include "datapath/collective/device_parts.h"
 #include "datapath/collective/node_places.h"
 #include "datapath/collective/primitives.h"
 
 namespace weir {
 namespace {
-
-using Parts = std::span<const std::span<std::byte>>;
 
 // Cuts a part into messages.
 struct PartSegments {
@@ -77,11 +76,25 @@ Status GatherParts(Group& group, const Lanes& lanes, Parts parts) {
   return DirectExchange(group, outgoing, incoming);
 }
 
+// On a device: replaces the own part by the sum of these payloads, which are in rank order.
+Status ReplaceSum(Group& group, const NodeSumOperand& operand,
+                  const std::vector<std::vector<std::byte>>& payloads) {
+  std::vector<int> from(payloads.size());
+  for (size_t i = 0; i < from.size(); ++i) from[i] = group.NameOf(static_cast<int>(i));
+  const std::vector<std::span<const std::byte>> spans(payloads.begin(), payloads.end());
+  const Status status = operand.replace_sum(from, spans);
+  return status.ok() ? status : group.Fail(Annotate(status, "sums of the nodes"));
+}
+
 // Exchanges the payloads of one part between all nodes and adds them in the order of the ranks that
 // encoded them.
 Status CrossNodes(Group& group, const NodeSumOperand& operand) {
   std::vector<std::vector<std::byte>> payloads;
   const std::vector<std::span<const std::byte>> outgoing(group.size(), operand.sum);
+  if (operand.device != nullptr) {
+    WEIR_RETURN_IF_ERROR(PayloadExchange(group, outgoing, operand.payload_bytes_max, &payloads));
+    return ReplaceSum(group, operand, payloads);
+  }
   return PayloadExchange(group, outgoing, operand.payload_bytes_max, &payloads, [&](int from) {
     const int encoder = group.NameOf(from);
     const Status status = operand.add(encoder, payloads[from]);
@@ -119,28 +132,58 @@ int OwnNodePart(NodeEncoders encoders, std::span<const int> nodes, int rank, int
   return place < NodePartsOf(encoders, nodes, rank, world) ? place : -1;
 }
 
+namespace {
+
+// Leaves at rank i of the node the sum of part i.
+Status SumWithinNode(Group& group, NodeSumOperand& operand, const std::vector<int>& node) {
+  if (group.devices() != nullptr) {
+    const GroupPart part(group, node, kAgreementSlots);
+    WEIR_ASSIGN_OR_RETURN(operand.by_devices, AllOnDevices(group, operand.device != nullptr));
+  }
+  const GroupPart part(group, node, 0);
+  if (operand.by_devices) return ReducePartsByDevices(group, operand);
+  if (operand.device == nullptr) return ReduceParts(group, operand.lanes, operand.parts);
+  HostParts host(operand);
+  WEIR_RETURN_IF_ERROR(FailOnError(group, host.ReadAll()));
+  WEIR_RETURN_IF_ERROR(ReduceParts(group, host.lanes(), host.parts()));
+  return FailOnError(group, host.WritePart(group.rank()));
+}
+
+// The reverse: copies part i from rank i of the node to all of its ranks.
+Status GatherWithinNode(Group& group, NodeSumOperand& operand, const std::vector<int>& node) {
+  const GroupPart part(group, node, kBackWithinNodeSlots);
+  if (operand.by_devices) {
+    // Flags and control words of other nodes go by messages alone, and devices wait for each other.
+    WEIR_RETURN_IF_ERROR(Barrier(group));
+    return GatherPartsByDevices(group, operand);
+  }
+  if (operand.device == nullptr) return GatherParts(group, operand.lanes, operand.parts);
+  HostParts host(operand);
+  WEIR_RETURN_IF_ERROR(FailOnError(group, host.ReadPart(group.rank())));
+  WEIR_RETURN_IF_ERROR(GatherParts(group, host.lanes(), host.parts()));
+  return FailOnError(group, host.WriteOthers(group.rank()));
+}
+
+}  // namespace
+
 Status RunNodeSums(Group& group, NodeSumOperand& operand, NodeEncoders encoders) {
   const Lanes& lanes = operand.lanes;
   const int count = NodePartsOf(encoders, group.nodes(), group.rank(), group.size());
   WEIR_RETURN_IF_ERROR(CheckNodeParts(group, operand, static_cast<size_t>(count)));
   const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
-  const Parts parts = operand.parts;
   const bool together = places.node.size() > 1;
   if (operand.round == SumRound::kAdd) {
     if (!together || lanes.bytes.empty()) return OkStatus();
-    const GroupPart node(group, places.node, 0);
-    return ReduceParts(group, lanes, parts);
+    return SumWithinNode(group, operand, places.node);
   }
   // The control word and flags must be sent even without lanes.
   if (lanes.bytes.empty()) return Barrier(group);
   // Part 0 is the largest, so a rank whose part is empty can leave the exchange to the others.
-  if (places.place < count && !parts[places.place].empty()) {
+  if (places.place < count && !operand.parts[places.place].empty()) {
     const GroupPart across(group, count > 1 ? places.across : places.leaders, kAcrossNodesSlots);
     WEIR_RETURN_IF_ERROR(CrossNodes(group, operand));
   }
-  if (!together) return OkStatus();
-  const GroupPart node(group, places.node, kBackWithinNodeSlots);
-  return GatherParts(group, lanes, parts);
+  return together ? GatherWithinNode(group, operand, places.node) : OkStatus();
 }
 
 }  // namespace weir

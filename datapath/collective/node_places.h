@@ -9,7 +9,8 @@
 namespace weir {
 
 /// The first slots of the steps of one operation by nodes: 0 within nodes, then these.
-inline constexpr uint32_t kAcrossNodesSlots = 0x10000000, kBackWithinNodeSlots = 0x20000000;
+inline constexpr uint32_t kAcrossNodesSlots = 0x10000000, kBackWithinNodeSlots = 0x20000000,
+                          kAgreementSlots = 0x08000000;
 
 /// Ranks are those of the group and ascend.
 struct NodePlaces {

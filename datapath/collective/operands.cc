@@ -82,7 +82,9 @@ Status PrepareOperand(Group& group, const RegionOperand& operand) {
 Status PrepareOperand(Group& group, const NodeSumOperand& operand) {
   WEIR_RETURN_IF_ERROR(PrepareOperand(group, operand.lanes));
   if (operand.round == SumRound::kAdd) return OkStatus();
-  if (!operand.add) return group.Fail(InvalidArgument("expected a function that adds, found none"));
+  if (operand.device == nullptr ? !operand.add : !operand.replace_sum) {
+    return group.Fail(InvalidArgument("expected a function that adds, found none"));
+  }
   return CheckPayload(group, operand.sum.size(), operand.payload_bytes_max,
                       ", the sum of its node");
 }

@@ -14,6 +14,7 @@
 
 namespace weir {
 
+class DeviceBucket;
 class Group;
 struct LaneShares;
 
@@ -104,6 +105,16 @@ struct NodeSumOperand {
   size_t payload_bytes_max = 0;    // bound of the payload of every part
   std::span<const std::byte> sum;  // kDistribute
   std::function<Status(int from, std::span<const std::byte> payload)> add;
+  // If set, `lanes` and `parts` are in the memory of this bucket's device, and replace_sum is
+  // called in place of `add`, once: it sets the own part to the sum of the payloads of ranks
+  // `from`.
+  DeviceBucket* device = nullptr;
+  std::function<Status(std::span<const int> from,
+                       std::span<const std::span<const std::byte>> payloads)>
+      replace_sum;
+  // Whether the lanes of all ranks of the node are on the devices of Group::devices, so that these
+  // move them. kAdd sets it, and kDistribute is given the same value.
+  bool by_devices = false;
 };
 
 /// Goes beside the sums that callers make over process groups of their own. In: whether this rank

@@ -15,8 +15,10 @@
 
 #include "datapath/base/mutex.h"
 #include "datapath/cuda/device_codec.h"
+#include "datapath/cuda/device_group.h"
 #include "datapath/cuda/memory.h"
 #include "datapath/cuda/passes.h"
+#include "datapath/nccl/communicator.h"
 
 namespace weir::cuda {
 namespace {
@@ -39,6 +41,16 @@ struct WidenElements {
       out[i] = FloatOf((lane & 0x8000u) << 16 | kInfinityBits | (lane & 0x3FFu) << 13);
     }
   }
+};
+struct AddElements {
+  const float* from;
+  float* to;
+  WEIR_DEVICE void operator()(size_t i) const { to[i] += from[i]; }
+};
+struct ScaleElements {
+  float* data;
+  float scale;
+  WEIR_DEVICE void operator()(size_t i) const { data[i] *= scale; }
 };
 struct NarrowElements {
   const float* in;
@@ -109,9 +121,21 @@ class GpuDevice final : public Device {
     WEIR_RETURN_IF_ERROR(CopyToDevice(to, from, count * sizeof(float), stream.get()));
     return WaitAndReturn(std::move(stream));
   }
+  Status AddFloats(float* to, const float* from, size_t count) override {
+    if (count == 0) return OkStatus();
+    const UseDevice use(ordinal_);
+    WEIR_ASSIGN_OR_RETURN(OwnStream stream, TakeStream());
+    WEIR_RETURN_IF_ERROR(ForEachElement(stream.get(), count, AddElements{from, to}));
+    return WaitAndReturn(std::move(stream));
+  }
+  StatusOr<ScratchBuffer> TakeMemory(size_t bytes) override { return TakeFrom(memory_, bytes); }
+  StatusOr<DeviceGroupId> NewGroupId() override { return nccl::NewId(); }
+  StatusOr<std::unique_ptr<DeviceGroup>> Join(const DeviceGroupId& id, int place,
+                                              int size) override {
+    return JoinGroup(ordinal_, id, place, size);
+  }
 
   int ordinal() const { return ordinal_; }
-  StatusOr<ScratchBuffer> TakeMemory(size_t bytes) { return TakeFrom(memory_, bytes); }
   StatusOr<ScratchBuffer> TakePinned(size_t bytes) { return TakeFrom(pinned_, bytes); }
   StatusOr<OwnStream> TakeStream() {
     {
@@ -288,8 +312,13 @@ class GpuBucket final : public DeviceBucket {
   }
 
   StatusOr<bool> DecodeSum(const Codec& codec, std::span<const std::span<const std::byte>> payloads,
-                           const EncodeContext& context, float scale) override {
+                           std::span<const int> ranks, const EncodeContext& context,
+                           float scale) override {
     const UseDevice use(device_.ordinal());
+    const auto rank_of = [&](size_t i) {
+      if (!ranks.empty()) return ranks[i];
+      return payloads.size() > 1 ? static_cast<int>(i) : context.rank;
+    };
     WEIR_ASSIGN_OR_RETURN(Setup setup, SetUp(codec, context, payloads.size()));
     size_t room = 0;
     for (const auto& payload : payloads) room += Parts::Room(payload.size());
@@ -300,15 +329,15 @@ class GpuBucket final : public DeviceBucket {
       WEIR_RETURN_IF_ERROR(
           FillDevice(setup.faults.data(), 0xFF, setup.faults.size_bytes(), stream()));
       WEIR_RETURN_IF_ERROR(FillDevice(floats_.data(), 0, floats_.size_bytes(), stream()));
-      for (size_t rank = 0; rank < payloads.size(); ++rank) {
-        const auto payload = parts.Take<std::byte>(payloads[rank].size());
+      for (size_t i = 0; i < payloads.size(); ++i) {
+        const auto payload = parts.Take<std::byte>(payloads[i].size());
         WEIR_RETURN_IF_ERROR(
-            CopyToDevice(payload.data(), payloads[rank].data(), payload.size(), stream()));
-        setup.call.fault = &setup.faults[rank];
-        setup.call.payload_on_host = payloads[rank];
-        if (payloads.size() > 1) setup.call.context.rank = static_cast<int>(rank);
-        WEIR_RETURN_IF_ERROR(
-            Annotate(setup.codec->DecodeAdd(payload, setup.call, scale, floats_), RankName(rank)));
+            CopyToDevice(payload.data(), payloads[i].data(), payload.size(), stream()));
+        setup.call.fault = &setup.faults[i];
+        setup.call.payload_on_host = payloads[i];
+        setup.call.context.rank = rank_of(i);
+        WEIR_RETURN_IF_ERROR(Annotate(setup.codec->DecodeAdd(payload, setup.call, scale, floats_),
+                                      RankName(rank_of(i))));
       }
       WEIR_RETURN_IF_ERROR(
           MaxMagnitude(floats_, std::span<const float>(), setup.call, setup.largest.data()));
@@ -318,12 +347,41 @@ class GpuBucket final : public DeviceBucket {
     };
     WEIR_RETURN_IF_ERROR(Finish(run()));
     WEIR_RETURN_IF_ERROR(Synchronise(stream()));
-    for (size_t rank = 0; rank < faults.size(); ++rank) {
-      if (faults[rank] == std::numeric_limits<uint64_t>::max()) continue;
-      return DataLoss(StrCat(RankName(rank), ": ", codec.Traits().name, ": malformed at offset ",
-                             faults[rank]));
+    for (size_t i = 0; i < faults.size(); ++i) {
+      if (faults[i] == std::numeric_limits<uint64_t>::max()) continue;
+      return DataLoss(StrCat(RankName(rank_of(i)), ": ", codec.Traits().name,
+                             ": malformed at offset ", faults[i]));
     }
     return std::isfinite(largest_);
+  }
+
+  StatusOr<bool> Scale(float scale) override {
+    const UseDevice use(device_.ordinal());
+    WEIR_ASSIGN_OR_RETURN(ScratchBuffer memory, device_.TakeMemory(Parts::Room(kPassWorkspace) +
+                                                                   Parts::Room(sizeof(float))));
+    Parts parts(memory.bytes());
+    DeviceCall call;
+    call.stream = stream();
+    call.workspace = parts.Take<std::byte>(kPassWorkspace);
+    float* const largest = parts.Take<float>(1).data();
+    const auto run = [&]() -> Status {
+      WEIR_RETURN_IF_ERROR(
+          ForEachElement(stream(), floats_.size(), ScaleElements{floats_.data(), scale}));
+      WEIR_RETURN_IF_ERROR(MaxMagnitude(floats_, {}, call, largest));
+      return cuda::CopyToHost(&largest_, largest, sizeof(largest_), stream());
+    };
+    WEIR_RETURN_IF_ERROR(Finish(run()));
+    WEIR_RETURN_IF_ERROR(Synchronise(stream()));
+    return std::isfinite(largest_);
+  }
+
+  StatusOr<std::unique_ptr<DeviceBucket>> Part(size_t begin, size_t size) override {
+    const UseDevice use(device_.ordinal());
+    const DeviceData data{.data = &floats_[begin], .elements = size};
+    auto part = std::make_unique<GpuBucket>(device_, data, Event());
+    WEIR_ASSIGN_OR_RETURN(part->stream_, device_.TakeStream());
+    part->floats_ = floats_.subspan(begin, size);
+    return part;
   }
 
   StatusOr<bool> Deliver() override {
@@ -405,7 +463,7 @@ class GpuBucket final : public DeviceBucket {
     if (!status.ok()) (void)Synchronise(stream());
     return status;
   }
-  static std::string RankName(size_t rank) { return StrCat("payload of rank ", rank); }
+  static std::string RankName(int rank) { return StrCat("payload of rank ", rank); }
 
   Stream stream() const { return stream_.get(); }
   bool IsHalf() const { return data_.dtype == Dtype::kFloat16; }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "datapath/cuda/memory.h"
 
+#include <sched.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <utility>
 
+#include "datapath/base/check.h"
 #include "datapath/base/mutex.h"
 #include "datapath/cuda/team.h"
 
@@ -209,7 +212,8 @@ namespace {
 /// The work that an OwnStream was given and has not begun.
 class HostQueue {
  public:
-  void Add(std::function<void()> work) {
+  /// `work` returns whether it is done, and is asked again until then.
+  void Add(std::function<bool()> work) {
     MutexLock lock(mutex_);
     waiting_.push_back(std::move(work));
     ++given_;
@@ -220,27 +224,33 @@ class HostQueue {
   }
   /// Does the first `count` of all work ever given, as far as it is not done.
   void RunUntil(uint64_t count) {
-    while (!RunOneUntil(count)) {
+    for (;;) {
+      const Ran ran = RunOneUntil(count);
+      if (ran == Ran::kAllBefore) return;
+      if (ran == Ran::kNotDone) sched_yield();
     }
   }
-  /// Does one of these at most. Returns whether all were done before.
-  bool RunOneUntil(uint64_t count) {
+  enum class Ran { kAllBefore, kOne, kNotDone };
+  /// Does one of these at most, unless all were done before.
+  Ran RunOneUntil(uint64_t count) {
     MutexLock running(running_);
-    std::function<void()> work;
+    std::function<bool()> work;
     {
       MutexLock lock(mutex_);
-      if (given_ - waiting_.size() >= count) return true;
+      if (given_ - waiting_.size() >= count) return Ran::kAllBefore;
       work = std::move(waiting_.front());
       waiting_.pop_front();
     }
-    work();
-    return false;
+    if (work()) return Ran::kOne;
+    MutexLock lock(mutex_);
+    waiting_.push_front(std::move(work));
+    return Ran::kNotDone;
   }
 
  private:
   Mutex running_;  // while work is done, in its order
   Mutex mutex_;
-  std::deque<std::function<void()> > waiting_ WEIR_GUARDED_BY(mutex_);
+  std::deque<std::function<bool()> > waiting_ WEIR_GUARDED_BY(mutex_);
   uint64_t given_ WEIR_GUARDED_BY(mutex_) = 0;
 };
 
@@ -255,7 +265,17 @@ SharedQueue QueueOf(Stream stream) {
 
 void RunOnHost(Stream stream, std::function<void()> work) {
   const SharedQueue queue = QueueOf(stream);
-  queue == nullptr ? work() : queue->Add(std::move(work));
+  if (queue == nullptr) return work();
+  queue->Add([work = std::move(work)] {
+    work();
+    return true;
+  });
+}
+
+void AwaitOnHost(Stream stream, std::function<bool()> is_done) {
+  const SharedQueue queue = QueueOf(stream);
+  WEIR_CHECK(queue != nullptr);
+  queue->Add(std::move(is_done));
 }
 
 StatusOr<OwnStream> OwnStream::Make() {
@@ -285,7 +305,8 @@ StatusOr<Event> Event::Record(Stream stream) {
 Event::~Event() { delete static_cast<HostEvent*>(handle_); }
 StatusOr<bool> Event::IsDone() const {
   const auto* const event = static_cast<const HostEvent*>(handle_);
-  return event->queue == nullptr || event->queue->RunOneUntil(event->count);
+  return event->queue == nullptr ||
+         event->queue->RunOneUntil(event->count) == HostQueue::Ran::kAllBefore;
 }
 int DeviceCount() { return 1; }
 UseDevice::UseDevice(int) {}

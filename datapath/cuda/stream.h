@@ -21,5 +21,8 @@ inline void* const kBackwards = reinterpret_cast<void*>(1);
 /// waits for the stream or, one at a time, asks whether an event is done. So a missing wait is
 /// noticed.
 void RunOnHost(Stream stream, std::function<void()> work);
+/// Host only: lets an OwnStream go on only when `is_done` returns true. It is asked when the stream
+/// would begin work, again and again.
+void AwaitOnHost(Stream stream, std::function<bool()> is_done);
 
 }  // namespace weir::cuda

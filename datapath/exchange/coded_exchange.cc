@@ -274,7 +274,7 @@ Status CodedExchange::DecodeSum(std::span<const std::vector<std::byte>> payloads
   bool finite = true;
   if (in_.device != nullptr) {
     const std::vector<std::span<const std::byte>> spans(payloads.begin(), payloads.end());
-    WEIR_ASSIGN_OR_RETURN(finite, in_.device->DecodeSum(codec(), spans, context_, scale_));
+    WEIR_ASSIGN_OR_RETURN(finite, in_.device->DecodeSum(codec(), spans, {}, context_, scale_));
   } else {
     WEIR_RETURN_IF_ERROR(codec().DecodeSum(
         payloads, context_, scale_, gradient_,
@@ -288,7 +288,7 @@ Status CodedExchange::DecodeLanes(std::span<const std::byte> sum) {
   bool finite = true;
   if (in_.device != nullptr) {
     WEIR_ASSIGN_OR_RETURN(finite,
-                          in_.device->DecodeSum(codec(), std::span(&sum, 1), context_, scale_));
+                          in_.device->DecodeSum(codec(), std::span(&sum, 1), {}, context_, scale_));
   } else {
     std::fill(gradient_.begin(), gradient_.end(), 0.0f);
     WEIR_RETURN_IF_ERROR(codec().DecodeAdd(sum, context_, scale_, gradient_));

@@ -56,7 +56,7 @@ struct ExchangeTraits {
   // The part of the gain of the codec's own selection that remains when other ranks' selections
   // apply, until ranks have measured it; 1: all of it.
   double gain_prior = 1;
-  // It can work on a gradient in a device's memory (ExchangeInput::device). What moves is in the
+  // It can work on a gradient in a device's memory (ExchangeInput::device). Payloads are in the
   // host's in any case.
   bool on_devices = false;
 };
@@ -109,7 +109,7 @@ struct ExchangeInput {
   bool sample = false;  // whether to measure the gradient, see GradientSample
   // The gradient, if it is in a device's memory; otherwise null. The device runs the codec, the
   // form has on_devices, the codec keeps neither momentum nor an estimate, and no aggregate
-  // residual is left.
+  // residual is left unless the form encodes sums of nodes.
   DeviceBucket* device = nullptr;
   std::span<const float> host_gradient = {};  // with a device and `sample`: a copy of the gradient
 };

@@ -30,13 +30,10 @@ Status SummedExchange::EncodeSum(std::span<const float> sum, double owed_share) 
   if (sum.empty()) return OkStatus();
   EncodeContext context = RegionContext(own_, env_.rank, Encoding::kSum);
   context.state = in_.memory.states.back().get();
-  sum_buffer_ = env_.pool.Take(codec().MaxEncodedBytes(sum.size(), context));
+  ScratchPool& pool = in_.device == nullptr ? env_.pool : in_.device->device().pinned();
+  sum_buffer_ = pool.Take(codec().MaxEncodedBytes(sum.size(), context));
   const std::span<std::byte> out = sum_buffer_.bytes();
-  WEIR_ASSIGN_OR_RETURN(
-      const EncodeResult result,
-      aggregate_.has_value()
-          ? codec().EncodeWithFeedback(sum, aggregate_->current, aggregate_->next, context, out)
-          : codec().Encode(sum, context, out));
+  WEIR_ASSIGN_OR_RETURN(const EncodeResult result, Encode(sum, context, out));
   if (result.non_finite) {
     flags_ |= kFlagNonFinite;
   } else if (result.energy_in > 0) {
@@ -45,6 +42,26 @@ Status SummedExchange::EncodeSum(std::span<const float> sum, double owed_share) 
   if (aggregate_.has_value()) outcome_.residual_energy += result.energy_lost * owed_share;
   sum_payload_ = out.first(result.bytes);
   return OkStatus();
+}
+
+StatusOr<EncodeResult> SummedExchange::Encode(std::span<const float> sum,
+                                              const EncodeContext& context,
+                                              std::span<std::byte> out) {
+  const ResidualBuffers kept = aggregate_.value_or(ResidualBuffers{});
+  if (in_.device != nullptr) {
+    WEIR_ASSIGN_OR_RETURN(DeviceBucket* const region, DeviceRegion());
+    return region->Encode(codec(), kept.current, kept.next, context, out);
+  }
+  if (!aggregate_.has_value()) return codec().Encode(sum, context, out);
+  return codec().EncodeWithFeedback(sum, kept.current, kept.next, context, out);
+}
+
+StatusOr<DeviceBucket*> SummedExchange::DeviceRegion() {
+  if (device_region_ == nullptr) {
+    const Region own = Own();
+    WEIR_ASSIGN_OR_RETURN(device_region_, in_.device->Part(own.begin, own.size));
+  }
+  return device_region_.get();
 }
 
 Status SummedExchange::DecodeRegion(size_t region, int encoder, Encoding encoding,

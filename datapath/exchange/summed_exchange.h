@@ -35,6 +35,8 @@ class SummedExchange : public CodedExchange {
   virtual Status MoveRound(Group& group, SumRound round) = 0;
   /// Called when the sum of this rank's region exists; calls EncodeSum where there is one.
   virtual Status EncodeOwn() = 0;
+  /// Where the gradient is on a device: this rank's region as a bucket, made at the first use.
+  StatusOr<DeviceBucket*> DeviceRegion();
   /// Encodes the sum of this rank's region and leaves the payload in sum_payload_. `owed_share` of
   /// the loss counts as this rank's.
   Status EncodeSum(std::span<const float> sum, double owed_share);
@@ -47,9 +49,13 @@ class SummedExchange : public CodedExchange {
   std::span<const std::byte> sum_payload_;  // of the own region's sum
 
  private:
+  StatusOr<EncodeResult> Encode(std::span<const float> sum, const EncodeContext& context,
+                                std::span<std::byte> out);
+
   // The name of the form, which lives as long as the program.
   const std::string_view layout_ = FormOf(in_.collective).Traits().name;
   ScratchBuffer sum_buffer_;
+  std::unique_ptr<DeviceBucket> device_region_;
 };
 
 }  // namespace weir

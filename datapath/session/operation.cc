@@ -58,10 +58,14 @@ void OperationStages::PrepareGradient(Operation& op, void* data) {
 }
 
 bool OperationStages::EncodesOnDevice(const Operation& op) const {
-  // An aggregator may return lanes to the residual.
-  return EncodesOn(op.device->device(), *op.codec) && FormOf(*op.collective).Traits().on_devices &&
+  const ExchangeTraits& form = FormOf(*op.collective).Traits();
+  const bool encodes_nodes =
+      form.encoded_sums == EncodedSums::kNodes || form.encoded_sums == EncodedSums::kNodeShards;
+  // An aggregator may return lanes to the residual. Only sums of nodes add an aggregate residual to
+  // a gradient on a device.
+  return EncodesOn(op.device->device(), *op.codec) && form.on_devices &&
          op.collective->Traits().lease_mode.empty() &&
-         !environment_.residuals.HasAggregate(op.bucket->key);
+         (encodes_nodes || !environment_.residuals.HasAggregate(op.bucket->key));
 }
 
 // Polls, because a stream that waits for a lost peer never ends, and no wait for an event has a
@@ -200,6 +204,8 @@ Status OperationStages::Move(std::span<Operation* const> ops, Group& group) {
       op->bytes_sent += group.bytes_sent() / ops.size();
       op->more = op->exchange->more();
     }
+    first.device_bytes += group.device_bytes();
+    first.device_time += group.device_time();
     return status;
   }
   return Annotate(status, StrCat("step ", first.step, " bucket ", Hex64(first.bucket->key), " (",

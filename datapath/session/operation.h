@@ -90,6 +90,8 @@ struct Operation {
   OperationTimes times;
   ExchangeOutcome outcome;
   uint64_t bytes_sent = 0;
+  uint64_t device_bytes = 0;  // see Group::CountDevices
+  Duration device_time{0};
   std::vector<BlockDensity> block_densities;
   uint64_t hash = 0;            // of what was delivered, if hashed
   bool sums_gradients = false;  // the sum is exact and has no residuals in it

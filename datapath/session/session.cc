@@ -32,10 +32,12 @@ constexpr std::string_view kStagedCollective = "mesh";
 // That of dense sums if there is no plan and all callers have a process group that sums.
 constexpr char kCallers[] = "framework";
 
-StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
+// Sets link_devices as the transport's options say.
+StatusOr<std::unique_ptr<Transport>> MakeTransport(SessionOptions& options) {
   TransportOptions transport;
   WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory,
                         ParseTransport(options.transport, &transport));
+  options.link_devices = options.link_devices || transport.nccl;
   // To the transport, each epoch is a separate job, so that a mesh refuses late connections of
   // another epoch.
   const uint64_t job = XXH3_64bits(options.job.data(), options.job.size());
@@ -92,6 +94,9 @@ StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, Sessi
   std::unique_ptr<Transport> transport = std::move(parts.transport);
   if (transport == nullptr) {
     WEIR_ASSIGN_OR_RETURN(transport, MakeTransport(options));
+  }
+  if (options.link_devices && options.device == nullptr) {
+    return InvalidArgument("nccl=on: expected a device of gradients (gradient_device), found none");
   }
   std::unique_ptr<Session> session(
       new Session(std::move(options), std::move(transport), parts.agent, std::move(plan)));
@@ -210,6 +215,7 @@ void Session::Close() {
     if (failed_.load()) transport_->Interrupt();
   });
   if (link_ != nullptr) link_->Stop();
+  device_group_.reset();
   if (failed_.load()) AbortTransport();
   // The transport sends a shutdown notice, and peers that are still in an operation receive what
   // was sent before it.

@@ -44,7 +44,11 @@ struct SessionOptions {
   int encode_workers = 1;  // threads that encode different buckets; 1 to kEncodeWorkersMax
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
   bool measure_codecs = false;         // tell the controller the times of codecs
-  Device* device = nullptr;  // where the gradients will be, for these times; null: the host
+  Device* device = nullptr;  // where the gradients will be, for these times and link_devices
+  // The devices of a node's ranks form a group, and move among themselves what is in their memory;
+  // needs `device`. The transport's option nccl=on sets it. If only some of a node's ranks set it,
+  // the node has no group.
+  bool link_devices = false;
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see AdaptiveDeadline
   // How often replicas are compared, see replicas.h; 0: never; equal on all ranks.
@@ -122,7 +126,8 @@ class Session : public AgentHandler {
   const TransportAddress& address() const { return address_; }
 
   /// Connects to all ranks and checks that all start from the same plan, then starts the agent
-  /// link. Errors are the transport's; kInternal: a rank has another plan.
+  /// link. Errors are the transport's; kInternal: a rank has another plan; kUnavailable: with
+  /// link_devices, the devices of the node cannot form a group, as on all ranks.
   ///
   /// In an epoch above 0 the ranks are survivors of a former mesh (SessionParts::former) and
   /// newcomers. They agree here on the next step: the one that follows the last step of the rank
@@ -307,9 +312,11 @@ class Session : public AgentHandler {
   void CountMedia();
   /// Every rank tells every other which node it is on, so this also acts as a barrier.
   Status LearnNodes(Group& group);
-  /// `ranks`: what each has sent, see LearnNodes. kInvalidArgument: the active plan leaves sums to
+  /// `able`: by rank, whether its caller can sum. kInvalidArgument: the active plan leaves sums to
   /// the callers, and that of some rank cannot make them.
-  Status AgreeOnCallers(std::span<const std::array<int32_t, 2>> ranks);
+  Status AgreeOnCallers(const std::vector<bool>& able);
+  /// Forms the group of the node's devices. `wanted`: by rank, whether it has link_devices.
+  Status LinkDevices(Group& group, const std::vector<bool>& wanted);
   void OnOffer(PlanOffer offer);
   void Tell(RankMessage message);
   void OnOffloadFailed(const std::string& detail);
@@ -324,6 +331,7 @@ class Session : public AgentHandler {
   const Status no_memory_, closed_by_caller_;  // both name this rank and are allocated early
   ScratchPool scratch_{kScratchIdleMax, kScratchIdleBytesMax};  // of the network thread
   std::unique_ptr<Transport> transport_;                        // null after Close
+  std::unique_ptr<DeviceGroup> device_group_;  // of this rank's node; null: none, or after Close
   const TransportAddress address_;
   AggregatorPort aggregators_;
   std::unique_ptr<ResidualStore> residuals_;

@@ -183,36 +183,6 @@ Status Session::CheckStart(TimePoint deadline) {
   return Annotate(status, "ranks start from different plans; give all the same plan file");
 }
 
-Status Session::LearnNodes(Group& group) {
-  // A rank's node has the number of the lowest rank that it reaches through shared memory. All
-  // ranks use the same list.
-  int32_t node = options_.rank;
-  for (const PathSample& path : transport_->Samples()) {
-    if (path.medium == "shm") node = std::min(node, path.peer);
-  }
-  // Beside it, whether the rank's caller can sum.
-  const std::array<int32_t, 2> own = {node, options_.caller_sums ? 1 : 0};
-  std::vector<std::array<int32_t, 2>> all(static_cast<size_t>(options_.world));
-  WEIR_RETURN_IF_ERROR(
-      SmallAllGather(group, std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all))));
-  nodes_.clear();
-  for (const auto& [of_rank, sums] : all) nodes_.push_back(of_rank);
-  stages_->SetNodes(nodes_);
-  return AgreeOnCallers(all);
-}
-
-Status Session::AgreeOnCallers(std::span<const std::array<int32_t, 2>> ranks) {
-  const auto unable = std::ranges::find(ranks, 0, [](const auto& rank) { return rank[1]; });
-  callers_sum_ = unable == ranks.end();
-  const std::shared_ptr<const Plan> plan = ActivePlan();
-  if (callers_sum_ || plan->version == 0) return OkStatus();
-  PlanLimits limits;
-  limits.job = options_.job;
-  limits.world = options_.world;
-  limits.local_steps = options_.local_steps;
-  return Annotate(ValidatePlan(*plan, limits), StrCat("rank ", unable - ranks.begin()));
-}
-
 // Called when the caller begins a step. Until then the mesh may fail again, and a rank must still
 // be able to report which steps its model has seen.
 Status Session::ApplyAgreement() {

@@ -89,6 +89,7 @@ Status Session::RunWithin(std::span<Operation* const> ops, Duration allowed, Rea
       first.choice.segment_bytes != 0 ? first.choice.segment_bytes : kSegmentBytesDefault;
   Group group(*transport_, segment_bytes, &scratch_);
   group.SetNodes(nodes_);
+  group.SetDevices(device_group_.get());
   group.SetRing(first.plan->ring_order);
   group.SetShards(first.plan->shard_shares);
   group.SetOffload(aggregators_.OffloadOf(*first.plan, first.choice.collective));

@@ -134,4 +134,13 @@ constinit const TransportOption kBusyPollOption = {
       return time.has_value();
     }};
 
+constinit const TransportOption kNcclOption = {
+    .key = "nccl",
+    .expected = "on or off",
+    .meaning = "ranks of a node move what is in the memory of their devices by NCCL",
+    .parse = [](std::string_view value, TransportOptions* options) {
+      options->nccl = value == "on";
+      return options->nccl || value == "off";
+    }};
+
 }  // namespace weir

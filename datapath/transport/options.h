@@ -27,7 +27,7 @@ std::optional<uint64_t> ParseBytes(std::string_view text);
 /// An integer with us, ms or s, up to a minute; or 0.
 std::optional<Duration> ParseDuration(std::string_view text);
 
-/// The option `busy_poll`, which more than one transport takes.
-extern const TransportOption kBusyPollOption;
+/// Options that more than one transport takes: `busy_poll`, and `nccl` of sessions.
+extern const TransportOption kBusyPollOption, kNcclOption;
 
 }  // namespace weir

@@ -77,6 +77,9 @@ struct TransportOptions {
   /// deviations), but not before this time. Every waiting rank then gets an error, whatever its
   /// deadline. 0: the kernel's 40 s.
   Duration host_silence_min = std::chrono::seconds(10);
+  /// For sessions: ranks of a node move what is in the memory of their devices among themselves by
+  /// NCCL. Transports ignore it.
+  bool nccl = false;
   /// The key of the job. Ranks prove to each other that they hold it before they trust anything
   /// else that they receive, and every frame has a tag that only they can make. Frames in shared
   /// memory have none, because the kernel passes that memory between processes of one user. Either

@@ -145,7 +145,7 @@ class DeviceWorkbench {
       }
       const TimePoint middle = RealClock().Now();
       const std::span<const std::byte> sent = payload.bytes().first(bytes);
-      WEIR_RETURN_IF_ERROR(to->DecodeSum(codec, std::span(&sent, 1), context, 0.25f).status());
+      WEIR_RETURN_IF_ERROR(to->DecodeSum(codec, std::span(&sent, 1), {}, context, 0.25f).status());
       if (i == 0) continue;
       encodes.push_back(ToSeconds(middle - begin));
       decodes.push_back(ToSeconds(RealClock().Now() - middle));

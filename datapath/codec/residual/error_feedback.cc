@@ -24,11 +24,6 @@ std::string SizeMismatch(int kind, std::string_view name, uint64_t defined, uint
                 " elements, found ", found);
 }
 
-// sum[i] += addend[i] over [begin, end).
-void AddRange(std::span<float> sum, const float* addend, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) sum[i] += addend[i];
-}
-
 Status CheckSize(uint64_t key, size_t elements, std::span<const float> gradient) {
   if (gradient.size() == elements) return OkStatus();
   return InvalidArgument(StrCat("bucket ", BucketKeyName(key), ": expected ", elements,
@@ -62,20 +57,21 @@ struct ResidualStore::Bucket {
     if (!undoable[kind] && next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     next[kind].Allocate(elements);
   }
-  /// The same for the residual, both buffers of which will be in the memory of `device`.
-  Status PlaceResidual(Device* device) {
-    WEIR_RETURN_IF_ERROR(current[kResidual].MoveTo(device));
-    WEIR_RETURN_IF_ERROR(current[kResidual].AllocateOn(device, elements));
-    if (!undoable[kResidual] && next[kResidual].data() == nullptr) {
-      std::swap(next[kResidual], former[kResidual]);
-    }
-    return next[kResidual].AllocateOn(device, elements);
+  /// The same for a residual or aggregate residual, whose buffers will be in the memory of `device`
+  /// (null: the host's).
+  Status Place(int kind, Device* device) {
+    WEIR_RETURN_IF_ERROR(current[kind].MoveTo(device));
+    WEIR_RETURN_IF_ERROR(current[kind].AllocateOn(device, elements));
+    if (!undoable[kind] && next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
+    return next[kind].AllocateOn(device, elements);
   }
   /// Moves what a device holds to the host.
   Status BringHome() {
-    WEIR_RETURN_IF_ERROR(current[kResidual].MoveTo(nullptr));
-    if (!undoable[kResidual]) return OkStatus();
-    return former[kResidual].MoveTo(nullptr);
+    for (const int kind : {kResidual, kAggregate}) {
+      WEIR_RETURN_IF_ERROR(current[kind].MoveTo(nullptr));
+      if (undoable[kind]) WEIR_RETURN_IF_ERROR(former[kind].MoveTo(nullptr));
+    }
+    return OkStatus();
   }
   /// Makes `next`, or with to_nothing nothing, current.
   void Advance(int kind, bool to_nothing) {
@@ -226,7 +222,7 @@ StatusOr<ResidualStore::Bucket*> ResidualStore::FindUnused(uint64_t key) {
 StatusOr<ResidualBuffers> ResidualStore::BeginEncode(uint64_t key, Device* device) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
-  WEIR_RETURN_IF_ERROR(bucket->PlaceResidual(device));
+  WEIR_RETURN_IF_ERROR(bucket->Place(kResidual, device));
   bucket->use = Use::kEncoded;
   bucket->momentum_used = false;
   bucket->aggregate_use = AggregateUse::kKept;
@@ -270,23 +266,19 @@ Status ResidualStore::CheckRegion(uint64_t key, const Bucket& bucket, Range regi
                                 " from ", region.begin, " in ", bucket.elements, " elements"));
 }
 
-ResidualBuffers ResidualStore::TakeAggregate(Bucket& bucket, Range region,
-                                             std::span<float> gradient) {
+StatusOr<ResidualBuffers> ResidualStore::TakeAggregate(Bucket& bucket, Range region,
+                                                       std::span<float> gradient, Device* device) {
   const size_t begin = region.begin, end = begin + region.size;
   Buffer& current = bucket.current[kAggregate];
   Buffer& next = bucket.next[kAggregate];
-  current.Allocate(bucket.elements);
-  bucket.AllocateNext(kAggregate);
+  WEIR_RETURN_IF_ERROR(bucket.Place(kAggregate, device));
+  WEIR_RETURN_IF_ERROR(next.HoldOnly(region));
   const Range held = current.held;
   const size_t held_end = held.begin + held.size;
-  AddRange(gradient, current.data(), held.begin, std::min(held_end, begin));
-  AddRange(gradient, current.data(), std::max(held.begin, end), held_end);
-  if (next.held != region) {
-    std::fill_n(next.data() + next.held.begin, next.held.size, 0.0f);
-    next.held = region;
-  }
+  WEIR_RETURN_IF_ERROR(current.AddTo(gradient, held.begin, std::min(held_end, begin)));
+  WEIR_RETURN_IF_ERROR(current.AddTo(gradient, std::max(held.begin, end), held_end));
   bucket.aggregate_use = AggregateUse::kEncoded;
-  return {{current.data() + begin, region.size}, {next.data() + begin, region.size}};
+  return ResidualBuffers{{current.data() + begin, region.size}, {next.data() + begin, region.size}};
 }
 
 StatusOr<ResidualBuffers> ResidualStore::BeginAggregate(uint64_t key, Range region,
@@ -294,27 +286,29 @@ StatusOr<ResidualBuffers> ResidualStore::BeginAggregate(uint64_t key, Range regi
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindEncoded(key, gradient));
   WEIR_RETURN_IF_ERROR(CheckRegion(key, *bucket, region));
-  return TakeAggregate(*bucket, region, gradient);
+  return TakeAggregate(*bucket, region, gradient, nullptr);
 }
 
 StatusOr<ResidualBuffers> ResidualStore::BeginSum(uint64_t key, Range region,
-                                                  std::span<float> gradient) {
+                                                  std::span<float> gradient, Device* device) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
   WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
   WEIR_RETURN_IF_ERROR(CheckRegion(key, *bucket, region));
-  WEIR_RETURN_IF_ERROR(bucket->BringHome());
-  const float* residual = bucket->current[kResidual].data();
-  if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
+  Buffer& residual = bucket->current[kResidual];
+  WEIR_RETURN_IF_ERROR(residual.MoveTo(device));
+  WEIR_RETURN_IF_ERROR(residual.AddTo(gradient, 0, gradient.size()));
   bucket->use = Use::kSummed;
-  return TakeAggregate(*bucket, region, gradient);
+  return TakeAggregate(*bucket, region, gradient, device);
 }
 
 Status ResidualStore::FlushAggregate(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindEncoded(key, gradient));
-  const Range held = bucket->current[kAggregate].held;
-  AddRange(gradient, bucket->current[kAggregate].data(), held.begin, held.begin + held.size);
+  Buffer& aggregate = bucket->current[kAggregate];
+  WEIR_RETURN_IF_ERROR(aggregate.MoveTo(nullptr));
+  const Range held = aggregate.held;
+  WEIR_RETURN_IF_ERROR(aggregate.AddTo(gradient, held.begin, held.begin + held.size));
   bucket->aggregate_use = AggregateUse::kFlushed;
   return OkStatus();
 }
@@ -348,18 +342,17 @@ StatusOr<bool> ResidualStore::Flush(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
   WEIR_RETURN_IF_ERROR(bucket->BringHome());
-  const float* residual = bucket->current[kResidual].data();
-  const float* aggregate = bucket->current[kAggregate].data();
-  if (!gradient.empty() || residual != nullptr || aggregate != nullptr) {
+  const Buffer& residual = bucket->current[kResidual];
+  const Buffer& aggregate = bucket->current[kAggregate];
+  const bool left = residual.data() != nullptr || aggregate.data() != nullptr;
+  if (!gradient.empty() || left) {
     WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
   }
   bucket->use = Use::kFlushed;
-  if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
-  if (aggregate != nullptr) {
-    const Range held = bucket->current[kAggregate].held;
-    AddRange(gradient, aggregate, held.begin, held.begin + held.size);
-  }
-  return residual != nullptr || aggregate != nullptr;
+  const Range held = aggregate.held;
+  WEIR_RETURN_IF_ERROR(residual.AddTo(gradient, 0, gradient.size()));
+  WEIR_RETURN_IF_ERROR(aggregate.AddTo(gradient, held.begin, held.begin + held.size));
+  return left;
 }
 
 void ResidualStore::Commit() {
@@ -474,7 +467,8 @@ size_t ResidualStore::MemoryBytes() const {
         const Buffer& buffer = (*buffers)[kind];
         if (buffer.data() != nullptr && buffer.on_host()) floats += bucket->elements;
       }
-      floats += (*buffers)[kAggregate].held.size;
+      const Buffer& aggregate = (*buffers)[kAggregate];
+      if (aggregate.on_host()) floats += aggregate.held.size;
     }
   }
   for (const Kept& kept : kept_) {

@@ -78,7 +78,8 @@ struct Ef21Buffers {
 /// drops momentum at Commit, while DropEf21 and a flush drop the memory. With EF21 a bucket holds
 /// 16 bytes per element.
 ///
-/// Residuals are in the memory of the device that encodes the bucket. Whatever else uses them (a
+/// Residuals and aggregate residuals are in the memory of the device that encodes the bucket or the
+/// sum; there, an aggregate residual takes as much memory as a residual. Whatever else uses them (a
 /// step on the host or a flush, Define, Scale, Export) moves them to the host first, with the
 /// errors of Device. Everything else is in the host's memory.
 ///
@@ -127,9 +128,11 @@ class ResidualStore {
 
   /// For a step in which gradients are summed before anything is encoded: does what BeginAggregate
   /// does, without BeginEncode before it. The residual of the bucket is also added to `gradient`
-  /// and becomes zero at Commit. kNotFound and kFailedPrecondition as BeginEncode; kInvalidArgument
-  /// as BeginAggregate, in which case nothing has changed.
-  StatusOr<ResidualBuffers> BeginSum(uint64_t key, Range region, std::span<float> gradient);
+  /// and becomes zero at Commit. `gradient` and both spans are in the memory of `device`; null: the
+  /// host's. kNotFound and kFailedPrecondition as BeginEncode; kInvalidArgument as BeginAggregate,
+  /// in which case nothing has changed.
+  StatusOr<ResidualBuffers> BeginSum(uint64_t key, Range region, std::span<float> gradient,
+                                     Device* device = nullptr);
 
   /// To be called instead of BeginAggregate in a step in which no sum is encoded again: adds the
   /// aggregate residual to `gradient`; it becomes zero at Commit. Without either call it remains
@@ -215,7 +218,8 @@ class ResidualStore {
   StatusOr<Bucket*> FindEncoded(uint64_t key, std::span<const float> gradient)
       WEIR_REQUIRES(mutex_);
   static Status CheckRegion(uint64_t key, const Bucket& bucket, Range region);
-  static ResidualBuffers TakeAggregate(Bucket& bucket, Range region, std::span<float> gradient);
+  static StatusOr<ResidualBuffers> TakeAggregate(Bucket& bucket, Range region,
+                                                 std::span<float> gradient, Device* device);
   Status CheckDefinition(const std::vector<ResidualParameter>& parameters) const
       WEIR_REQUIRES(mutex_);
   StatusOr<std::vector<uint64_t>> BucketsToDissolve(

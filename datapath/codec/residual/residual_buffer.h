@@ -2,6 +2,7 @@
 #pragma once
 // The memory of one bucket's residual: the host's, or that of the device which encodes the bucket.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -79,6 +80,28 @@ class ResidualStore::Buffer {
     size_ = 0;
     device_ = nullptr;
     held = {};
+  }
+  /// Sets all elements to zero but those of `region`, which are unspecified then.
+  Status HoldOnly(const Range& region) {
+    if (held == region) return OkStatus();
+    if (device_ == nullptr) {
+      std::fill_n(floats_ + held.begin, held.size, 0.0f);
+    } else if (held.size > 0) {
+      Device* const device = device_;
+      const size_t size = size_;
+      Free();
+      WEIR_RETURN_IF_ERROR(AllocateOn(device, size));
+    }
+    held = region;
+    return OkStatus();
+  }
+  /// sum[i] += the element i, from `begin` to `end`. `sum` is in the same memory. Without memory,
+  /// elements are zero.
+  Status AddTo(std::span<float> sum, size_t begin, size_t end) const {
+    if (floats_ == nullptr || begin >= end) return OkStatus();
+    if (device_ != nullptr) return device_->AddFloats(&sum[begin], floats_ + begin, end - begin);
+    for (size_t i = begin; i < end; ++i) sum[i] += floats_[i];
+    return OkStatus();
   }
   float* data() const { return floats_; }
   bool on_host() const { return device_ == nullptr; }

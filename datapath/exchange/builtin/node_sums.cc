@@ -45,8 +45,9 @@ class NodeExchange : public SummedExchange {
     if (!codec().Traits().needs_error_feedback && !env_.residuals.HasResidual(in_.bucket)) {
       return OkStatus();
     }
-    WEIR_ASSIGN_OR_RETURN(
-        aggregate_, env_.residuals.BeginSum(in_.bucket, {Own().begin, Own().size}, gradient_));
+    WEIR_ASSIGN_OR_RETURN(aggregate_, env_.residuals.BeginSum(
+                                          in_.bucket, {Own().begin, Own().size}, gradient_,
+                                          in_.device == nullptr ? nullptr : &in_.device->device()));
     outcome_.residual_energy = 0;
     return OkStatus();
   }
@@ -76,7 +77,15 @@ class NodeExchange : public SummedExchange {
       return Apart(&ExchangeOutcome::decode,
                    [&] { return DecodeRegion(own_, from, Encoding::kSum, payload, 1, own); });
     };
-    return RunCollective(in_.collective, group, operand).status();
+    operand.device = in_.device;
+    operand.by_devices = by_devices_;
+    operand.replace_sum = [&](std::span<const int> from,
+                              std::span<const std::span<const std::byte>> payloads) {
+      return Apart(&ExchangeOutcome::decode, [&] { return DecodeOnDevice(from, payloads); });
+    };
+    const Status status = RunCollective(in_.collective, group, operand).status();
+    by_devices_ = operand.by_devices;
+    return status;
   }
 
   Status EncodeOwn() override {
@@ -84,11 +93,16 @@ class NodeExchange : public SummedExchange {
     const double share = 1 / static_cast<double>(regions_.size());
     WEIR_RETURN_IF_ERROR(EncodeSum(OwnSum(), share));
     outcome_.payload_bytes = sum_payload_.size();
-    std::ranges::fill(OwnSum(), 0.0f);
+    if (in_.device == nullptr) std::ranges::fill(OwnSum(), 0.0f);
     return OkStatus();
   }
 
   Status Decode() override {
+    if (in_.device != nullptr) {
+      WEIR_ASSIGN_OR_RETURN(const bool finite, in_.device->Scale(scale_));
+      outcome_.non_finite = !finite;
+      return OkStatus();
+    }
     outcome_.non_finite = !ScaleFinite(gradient_, scale_);
     codec().Finish(context_, scale_, gradient_);
     return OkStatus();
@@ -96,6 +110,16 @@ class NodeExchange : public SummedExchange {
 
  private:
   std::span<float> OwnSum() { return gradient_.subspan(Own().begin, Own().size); }
+
+  Status DecodeOnDevice(std::span<const int> from,
+                        std::span<const std::span<const std::byte>> payloads) {
+    WEIR_ASSIGN_OR_RETURN(DeviceBucket* const region, DeviceRegion());
+    const EncodeContext context = RegionContext(own_, env_.rank, Encoding::kSum);
+    // Decode finds values that are not finite.
+    return region->DecodeSum(codec(), payloads, from, context, 1).status();
+  }
+
+  bool by_devices_ = false;  // how the first round moved
 };
 
 }  // namespace
@@ -106,7 +130,8 @@ void RegisterNodeSumExchange(Registry<ExchangeForm>& registry, uint8_t id) {
                                       .summary = "first ranks encode the sums of their nodes",
                                       .payload = PayloadForm::kOpaque,
                                       .need = CodecNeed::kSumsOfRanks,
-                                      .encoded_sums = EncodedSums::kNodes}));
+                                      .encoded_sums = EncodedSums::kNodes,
+                                      .on_devices = true}));
 }
 
 void RegisterNodeShardExchange(Registry<ExchangeForm>& registry, uint8_t id) {
@@ -115,7 +140,8 @@ void RegisterNodeShardExchange(Registry<ExchangeForm>& registry, uint8_t id) {
                                       .summary = "ranks encode parts of the sums of their nodes",
                                       .payload = PayloadForm::kOpaque,
                                       .need = CodecNeed::kSumsOfRanks,
-                                      .encoded_sums = EncodedSums::kNodeShards}));
+                                      .encoded_sums = EncodedSums::kNodeShards,
+                                      .on_devices = true}));
 }
 
 }  // namespace weir

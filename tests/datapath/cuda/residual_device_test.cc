@@ -49,6 +49,78 @@ TEST_F(ResidualDeviceTest, FollowsTheStepsBetweenHostAndDevice) {
   }
 }
 
+/// Gradients of zeros in the memory of a device, or of the host.
+class Zeros {
+ public:
+  explicit Zeros(Device* device) : device_(device), host_(kElements) {
+    if (device != nullptr) floats_ = *device->Allocate(kElements);
+  }
+  ~Zeros() {
+    if (device_ != nullptr) device_->Free(floats_);
+  }
+  std::span<float> floats() {
+    return device_ == nullptr ? std::span<float>(host_) : std::span<float>(floats_, kElements);
+  }
+  std::vector<float> Take() {
+    if (device_ != nullptr) {
+      EXPECT_TRUE(device_->ReadFloats(host_.data(), floats_, kElements).ok());
+    }
+    return host_;
+  }
+
+ private:
+  Device* const device_;
+  std::vector<float> host_;
+  float* floats_ = nullptr;
+};
+
+TEST_F(ResidualDeviceTest, AggregatesFollowTheStepsAndWhatIsOutsideOfTheRegionIsAdded) {
+  using Range = ResidualStore::Range;
+  Step(device_, 0, 2);  // an ordinary residual, which the first sum takes over
+  store_.Commit();
+  std::vector<float> owed(kElements);  // the aggregate residual
+  float residual = 2;
+  const std::vector<std::pair<Device*, Range>> steps = {
+      {device_, {0, 500}}, {device_, {0, 500}},   {device_, {300, 400}}, {nullptr, {300, 400}},
+      {nullptr, {0, 500}}, {device_, {600, 400}}, {nullptr, {0, 0}},     {device_, {0, 1000}}};
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto& [device, region] = steps[i];
+    const size_t end = region.begin + region.size;
+    for (const bool commits : {false, true}) {
+      Zeros gradient(device);
+      const auto buffers = store_.BeginSum(kKey, region, gradient.floats(), device);
+      ASSERT_TRUE(buffers.ok()) << ToString(buffers.status());
+      std::vector<float> current(region.size);
+      const std::vector<float> next(region.size, static_cast<float>(i + 1));
+      if (device == nullptr) {
+        std::copy(buffers->current.begin(), buffers->current.end(), current.begin());
+        std::copy(next.begin(), next.end(), buffers->next.begin());
+      } else if (region.size > 0) {
+        ASSERT_TRUE(device->ReadFloats(current.data(), buffers->current.data(), region.size).ok());
+        ASSERT_TRUE(device->WriteFloats(buffers->next.data(), next.data(), region.size).ok());
+      }
+      const std::vector<float> added = gradient.Take();
+      for (size_t k = 0; k < kElements; ++k) {
+        const bool inside = k >= region.begin && k < end;
+        ASSERT_EQ(added[k], residual + (inside ? 0 : owed[k])) << i << ", " << k;
+        ASSERT_EQ(inside ? current[k - region.begin] : owed[k], owed[k]) << i << ", " << k;
+      }
+      if (commits) {
+        store_.Commit();
+      } else {
+        store_.Discard();
+      }
+    }
+    residual = 0;
+    std::fill(owed.begin(), owed.end(), 0.0f);
+    std::fill_n(owed.begin() + static_cast<ptrdiff_t>(region.begin), region.size,
+                static_cast<float>(i + 1));
+  }
+  Zeros flushed(nullptr);  // a dense step
+  ASSERT_TRUE(*store_.Flush(kKey, flushed.floats()));
+  EXPECT_EQ(flushed.Take(), owed);
+}
+
 TEST_F(ResidualDeviceTest, UndoGivesBackTheOneBeforeWhereverItIs) {
   for (Device* const second : {device_, static_cast<Device*>(nullptr)}) {
     Step(device_, 0, 1);

@@ -64,6 +64,7 @@ struct WorldOptions {
   std::optional<JobKey> job_key = {};  // SessionOptions::job_key
   bool caller_sums = false;            // SessionOptions::caller_sums, but for some ranks
   std::vector<int> callers_that_cannot = {};
+  std::function<void(int rank, SessionOptions*)> adjust = {};
 };
 
 class SessionWorld {
@@ -92,6 +93,7 @@ class SessionWorld {
       session.lease_min = FromSeconds(options.lease_min_s);
       session.caller_sums =
           options.caller_sums && std::ranges::count(options.callers_that_cannot, rank) == 0;
+      if (options.adjust) options.adjust(rank, &session);
       SessionParts parts;
       if (options.agent.empty()) {
         ports[rank] = std::make_unique<FakeAgentPort>();

@@ -55,6 +55,8 @@ TEST(ParseTransportTest, EveryOptionReachesItsField) {
   EXPECT_EQ(options.congestion_control, "bbr");
   EXPECT_EQ(options.busy_poll, microseconds(50));
   EXPECT_EQ(Parsed("auto:connections=16", "auto").connections, 16);
+  EXPECT_TRUE(Parsed("auto:connections=2,nccl=on", "auto").nccl);
+  EXPECT_FALSE(Parsed("auto:nccl=off", "auto").nccl);
   EXPECT_EQ(Parsed("shm:busy_poll=2ms", "shm").busy_poll, microseconds(2000));
 }
 
@@ -78,9 +80,10 @@ TEST(ParseTransportTest, BadValuesAreNamedWithWhatWasExpected) {
                                 std::string(value) + "'"),
                       HasSubstr("valid: connections, pacing")));
   }
-  for (const char* setting : {"pacing=fast", "pacing=1.5M", "pacing=1MiB", "pacing=-1",
-                              "pacing=18446744073709551615K", "zero_copy=k", "congestion=",
-                              "busy_poll=50", "busy_poll=61s", "busy_poll=-1us", "busy_poll=us"}) {
+  for (const char* setting :
+       {"pacing=fast", "pacing=1.5M", "pacing=1MiB", "pacing=-1", "pacing=18446744073709551615K",
+        "zero_copy=k", "congestion=", "busy_poll=50", "busy_poll=61s", "busy_poll=-1us",
+        "busy_poll=us", "nccl=1", "nccl="}) {
     const std::string text = setting, key = text.substr(0, text.find('='));
     ExpectError("auto:" + text, StatusCode::kInvalidArgument,
                 AllOf(HasSubstr("transport auto: " + key + ": expected "),

@@ -11,84 +11,25 @@
 #include <cmath>
 #include <limits>
 
-#include "datapath/base/half.h"
 #include "datapath/codec/measure/codec_timing.h"
 #include "datapath/cuda/device.h"
 #include "datapath/cuda/device_codec.h"
 #include "datapath/cuda/memory.h"
+#include "tests/datapath/session/devices/device_bucket.h"
 #include "tests/datapath/session/session_world.h"
 
 namespace weir {
 namespace {
 
+using testing::BytesOf;
+using testing::DeviceGradient;
+using testing::OnHost;
 using testing::RandomGradients;
 using testing::SessionWorld;
 using testing::UniformPlan;
 
 constexpr int kWorld = 3;
 constexpr size_t kElements = 3000;
-
-bool OnHost() { return cuda::DeviceName().value() == "host"; }
-
-std::vector<std::byte> BytesOf(std::span<const float> values, Dtype dtype) {
-  std::vector<std::byte> bytes(values.size() * DtypeBytes(dtype));
-  const std::span<uint16_t> lanes(reinterpret_cast<uint16_t*>(bytes.data()), values.size());
-  switch (dtype) {
-    case Dtype::kFloat32:
-      std::copy_n(std::as_bytes(values).data(), bytes.size(), bytes.data());
-      break;
-    case Dtype::kFloat16:
-      FloatToHalf(values, lanes);
-      break;
-    case Dtype::kBrain16:
-      FloatToBrain(values, lanes);
-      break;
-  }
-  return bytes;
-}
-
-/// One rank's bucket in one step, in the memory of a device or of the host.
-class Bucket {
- public:
-  Bucket(std::vector<std::byte> values, bool on_device) : values_(std::move(values)) {
-    if (!on_device) return;
-    on_device_ = true;
-    memory_ = *cuda::DeviceBuffer::Make(values_.size());
-    pinned_ = *cuda::PinnedBuffer::Make(values_.size());
-    stream_ = *cuda::OwnStream::Make();
-    std::copy(values_.begin(), values_.end(), pinned_.data());
-    EXPECT_TRUE(cuda::FillDevice(memory_.data(), 0xCD, memory_.size(), stream_.get()).ok());
-    EXPECT_TRUE(
-        cuda::CopyToDevice(memory_.data(), pinned_.data(), memory_.size(), stream_.get()).ok());
-  }
-  void* data() { return on_device_ ? memory_.data() : values_.data(); }
-  DevicePlace place() {
-    if (!on_device_) return {};
-    return {.device = *cuda::FindDevice(0), .stream = stream_.get().handle};
-  }
-  cuda::Stream stream() const { return stream_.get(); }
-
-  /// When the operation has ended, without waiting for any stream. The memory is freed.
-  std::vector<std::byte> Take() {
-    if (!on_device_) return std::move(values_);
-    if (OnHost()) {
-      std::copy_n(memory_.data(), values_.size(), values_.data());
-    } else {
-      const cuda::OwnStream own = *cuda::OwnStream::Make();
-      EXPECT_TRUE(cuda::CopyToHost(values_.data(), memory_.data(), values_.size(), own.get()).ok());
-      EXPECT_TRUE(cuda::Synchronise(own.get()).ok());
-    }
-    memory_ = cuda::DeviceBuffer();
-    return std::move(values_);
-  }
-
- private:
-  std::vector<std::byte> values_;
-  bool on_device_ = false;
-  cuda::PinnedBuffer pinned_;
-  cuda::DeviceBuffer memory_;
-  cuda::OwnStream stream_;  // destroyed before what it uses
-};
 
 /// A job of which the ranks in `devices` have one.
 class Job {
@@ -118,7 +59,7 @@ class Job {
   /// Runs a step and returns what the ranks got; `skipped` is whether it was skipped.
   std::vector<std::vector<std::byte>> Step(const std::vector<std::vector<float>>& gradients,
                                            bool* skipped = nullptr, double scale = 1.0 / kWorld) {
-    std::vector<Bucket> buckets;
+    std::vector<DeviceGradient> buckets;
     for (int rank = 0; rank < kWorld; ++rank) {
       buckets.emplace_back(BytesOf(gradients[rank], dtype_), devices_.contains(rank));
     }
@@ -131,7 +72,7 @@ class Job {
     const bool was_skipped = world_.End();
     if (skipped != nullptr) *skipped = was_skipped;
     std::vector<std::vector<std::byte>> got;
-    for (Bucket& bucket : buckets) got.push_back(bucket.Take());
+    for (DeviceGradient& bucket : buckets) got.push_back(bucket.Take());
     return got;
   }
 
@@ -317,7 +258,8 @@ TEST(DeviceSessionTest, EveryDeviceCodecRunsOnTheDeviceAndOthersAreStaged) {
     job.world().End();
     ASSERT_EQ(sample.codec, choice.codec);
     const std::string& form = (*Collectives().Find(choice.collective))->Traits().form;
-    const bool there = RunsOnDevice(choice.codec) && (form == "opaque" || form == "lanes");
+    const bool there = RunsOnDevice(choice.codec) &&
+                       (form == "opaque" || form == "lanes" || form.starts_with("node_"));
     EXPECT_EQ(sample.encoded_on, there                        ? EncodedOn::kDevice
                                  : choice.codec == "identity" ? EncodedOn::kNowhere
                                                               : EncodedOn::kHost);
@@ -361,7 +303,7 @@ TEST(DeviceSessionTest, AStateFromTheHostContinuesOnADeviceAndBack) {
 TEST(DeviceSessionTest, AGradientThatIsNeverCompleteFailsAndNamesItsRank) {
   if (!OnHost()) GTEST_SKIP() << "the stream would end";
   Job job({0, 1, 2}, Dtype::kFloat32, 0.5);
-  std::vector<Bucket> buckets;
+  std::vector<DeviceGradient> buckets;
   for (int rank = 0; rank < kWorld; ++rank) {
     buckets.emplace_back(std::vector<std::byte>(kElements * 4), true);
   }
@@ -390,7 +332,7 @@ TEST(DeviceSessionTest, AGradientThatIsNeverCompleteFailsAndNamesItsRank) {
 TEST(DeviceSessionTest, ClosingDoesNotWaitForAGradient) {
   if (!OnHost()) GTEST_SKIP() << "the stream would end";
   Job job({0, 1, 2});
-  Bucket late(std::vector<std::byte>(kElements * 4), true);
+  DeviceGradient late(std::vector<std::byte>(kElements * 4), true);
   for (int i = 0; i < 200000; ++i) {
     ASSERT_TRUE(cuda::FillDevice(late.data(), 0, 1, late.stream()).ok());
   }
@@ -405,7 +347,7 @@ TEST(DeviceSessionTest, ClosingDoesNotWaitForAGradient) {
 TEST(DeviceSessionTest, TheTimeUntilAGradientIsCompleteIsComputeTime) {
   if (!OnHost()) GTEST_SKIP() << "the stream would be faster";
   Job job({1});
-  std::vector<Bucket> buckets;
+  std::vector<DeviceGradient> buckets;
   for (int rank = 0; rank < kWorld; ++rank) {
     buckets.emplace_back(std::vector<std::byte>(kElements * 4), rank == 1);
   }
@@ -430,7 +372,7 @@ TEST(DeviceSessionTest, TheTimeUntilAGradientIsCompleteIsComputeTime) {
 
 TEST(DeviceSessionTest, DataMustBeAlignedToItsElements) {
   Job job({0});
-  Bucket bucket(std::vector<std::byte>(kElements * 4 + 4), true);
+  DeviceGradient bucket(std::vector<std::byte>(kElements * 4 + 4), true);
   job.world().Begin();
   const Status queued = job.world().sessions[0]->AllReduce(
       job.key(), static_cast<std::byte*>(bucket.data()) + 1, 1, nullptr, bucket.place());
