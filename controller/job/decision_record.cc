@@ -55,6 +55,7 @@ CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest) {
   out.communication_s = Brief(candidate.communication_s);
   out.gain = Brief(candidate.gain);
   out.objective = Brief(candidate.objective);
+  out.encoding = {candidate.encoding.place, Brief(candidate.encoding.copies_s)};
   out.dense = candidate.dense;
   out.feasible = candidate.feasible;
   out.excluded_by = candidate.excluded_by;

@@ -20,6 +20,7 @@ struct CandidateRecord {
   std::optional<ChoiceModel> choice;  // of the largest bucket
   double step_s = 0, step_deviation_s = 0, communication_s = 0;
   double gain = 0, objective = 0;
+  EncodingPlace encoding = {};
   bool chosen = false, dense = false, feasible = false;
   std::string excluded_by;
 };

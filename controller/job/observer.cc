@@ -42,6 +42,7 @@ void Observer::Begin(const RankGreeting& hello) {
 void Observer::OnGreeting(const std::string& node, const RankGreeting& hello) {
   model_->SetRankNode(hello.rank, node);
   if (hello.memory_group > 0) model_->SetLowestRank(hello.rank, hello.memory_group - 1);
+  model_->SetGradientDevice(hello.rank, hello.gradient_device);
   model_->SetCapabilities(hello.rank, CodecsOf(hello.capabilities, hello.world),
                           hello.capabilities.collectives);
   if (!hello.capabilities.codecs.empty()) capabilities_ = hello.capabilities;

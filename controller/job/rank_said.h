@@ -36,6 +36,7 @@ struct RankGreeting {
   FramesProtected protection = FramesProtected::kNotSaid;
   uint32_t unauthenticated_peers = 0;
   JobLabels labels = {};
+  GradientDevices gradient_device = {};  // not known: in the host's memory
 
   /// The key that it says it proves; empty: it proves none.
   std::string public_key() const { return proof.has_value() ? proof->public_key : ""; }

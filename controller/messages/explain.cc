@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "controller/job/job_lease.h"
+#include "controller/model/cost_model.h"
 #include "controller/model/format.h"
 #include "datapath/base/status.h"
 
@@ -47,6 +48,13 @@ std::string Measurements(const v1::Explanation& explanation) {
   return text;
 }
 
+// "  on the GPU"; empty where gradients are in the host's memory.
+std::string PlaceOf(const v1::EncodingPlace& encoding) {
+  const std::string place =
+      PlaceText(static_cast<CodecPlace>(encoding.encoded_on()), encoding.copies_s());
+  return place.empty() ? "" : "  " + place;
+}
+
 bool SumsOnAggregator(const v1::Candidate& candidate) {
   return !LeaseModeOf(candidate.choice().collective()).empty();
 }
@@ -73,7 +81,9 @@ std::string Candidates(const v1::Decision& decision) {
                             : ' ',
         columns, columns, candidate.label().c_str(), SecondsText(candidate.step_s()).c_str(),
         SecondsText(candidate.communication_s()).c_str(), candidate.gain(), candidate.objective(),
-        candidate.feasible() ? "" : ("  excluded: " + candidate.excluded_by()).c_str());
+        (PlaceOf(candidate.encoding()) +
+         (candidate.feasible() ? "" : "  excluded: " + candidate.excluded_by()))
+            .c_str());
   }
   return text;
 }

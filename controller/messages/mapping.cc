@@ -49,6 +49,9 @@ BucketObservation ToModel(const v1::BucketSample& sample) {
   out.gain = std::clamp(Finite(sample.gain()), 0.0, 1.0);
   out.residual_ratio = Positive(sample.residual_ratio());
   out.entry_offset_s = Positive(sample.entry_offset_s());
+  // The numbers are the same.
+  const bool placed = v1::EncodedOn_IsValid(sample.encoded_on());
+  if (placed) out.encoded_on = static_cast<CodecPlace>(sample.encoded_on());
   return out;
 }
 
@@ -115,6 +118,9 @@ CodecModel ModelOf(const v1::CodecCapability& in, const v1::CodecSetting& settin
   out.sum_error_squared = Positive(in.sum_error_squared());
   out.encode = ToModel(in.encode());
   out.decode = ToModel(in.decode());
+  out.on_device = in.has_device_encode() && in.has_device_decode();
+  out.device_encode = ToModel(in.device_encode());
+  out.device_decode = ToModel(in.device_decode());
   return out;
 }
 
@@ -155,6 +161,7 @@ ExchangeModel ToModel(const v1::ExchangeForm& in) {
   out.encodes_nodes = in.encodes_nodes();
   out.shares_nodes = in.shares_nodes();
   out.needs_table = in.needs_table();
+  out.on_devices = in.on_devices();
   if (in.gain_prior() > 0 && in.gain_prior() < 1) out.gain_prior = in.gain_prior();
   return out;
 }
@@ -166,6 +173,7 @@ v1::ExchangeForm ToProto(const ExchangeModel& in) {
   out.set_encodes_nodes(in.encodes_nodes);
   out.set_shares_nodes(in.shares_nodes);
   out.set_needs_table(in.needs_table);
+  out.set_on_devices(in.on_devices);
   out.set_gain_prior(in.gain_prior);
   return out;
 }
@@ -256,6 +264,8 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
   out.backward_s = Positive(report.backward_s());
   out.exposed_s = Positive(report.exposed_s());
   out.skipped = report.skipped();
+  out.device_link_bytes = Positive(report.device_link_bytes());
+  out.device_link_s = Positive(report.device_link_s());
   if (report.has_loss() && std::isfinite(report.loss())) out.loss = report.loss();
   for (const auto& sample : report.buckets()) out.buckets.push_back(ToModel(sample));
   for (const auto& curve : report.gains()) {
@@ -310,6 +320,12 @@ RankGreeting ToModel(const v1::RankHello& hello) {
   out.protection = ToModel(hello.frame_protection());
   out.unauthenticated_peers = hello.unauthenticated_peers();
   out.labels = {hello.labels().begin(), hello.labels().end()};
+  if (const auto& device = hello.gradient_device(); hello.has_gradient_device()) {
+    out.gradient_device = {.copy_out_s_per_byte = Positive(device.copy_out_s_per_byte()),
+                           .copy_in_s_per_byte = Positive(device.copy_in_s_per_byte()),
+                           .known = true,
+                           .linked = device.linked()};
+  }
   return out;
 }
 

@@ -12,6 +12,19 @@ namespace {
 
 constexpr int kCandidatesMax = 64;
 
+// The numbers of CodecPlace are those of EncodedOn.
+EncodingPlace ToModel(const v1::EncodingPlace& in) {
+  const bool known = v1::EncodedOn_IsValid(in.encoded_on());
+  return {known ? static_cast<CodecPlace>(in.encoded_on()) : CodecPlace::kUnknown, in.copies_s()};
+}
+
+v1::EncodingPlace ToProto(const EncodingPlace& in) {
+  v1::EncodingPlace out;
+  out.set_encoded_on(static_cast<v1::EncodedOn>(in.place));
+  out.set_copies_s(Finite(in.copies_s));
+  return out;
+}
+
 CandidateRecord ToModel(const v1::Candidate& in) {
   CandidateRecord out;
   out.label = in.label();
@@ -25,6 +38,7 @@ CandidateRecord ToModel(const v1::Candidate& in) {
   out.dense = in.dense();
   out.feasible = in.feasible();
   out.excluded_by = in.excluded_by();
+  out.encoding = ToModel(in.encoding());
   return out;
 }
 
@@ -62,7 +76,7 @@ v1::Change ToProto(const Change& in) {
 }
 
 PlanFacts ToModel(const v1::PlanFacts& in) {
-  return {in.label(), in.step_s(), in.gain(), in.dense()};
+  return {in.label(), in.step_s(), in.gain(), in.dense(), ToModel(in.encoding())};
 }
 
 v1::PlanFacts ToProto(const PlanFacts& in) {
@@ -71,6 +85,7 @@ v1::PlanFacts ToProto(const PlanFacts& in) {
   out.set_step_s(Finite(in.step_s));
   out.set_gain(Finite(in.gain));
   out.set_dense(in.dense);
+  if (in.encoding.place != CodecPlace::kUnknown) *out.mutable_encoding() = ToProto(in.encoding);
   return out;
 }
 
@@ -196,6 +211,7 @@ v1::Candidate ToProto(const CandidateRecord& in) {
   out.set_dense(in.dense);
   out.set_feasible(in.feasible);
   out.set_excluded_by(in.excluded_by);
+  if (in.encoding.place != CodecPlace::kUnknown) *out.mutable_encoding() = ToProto(in.encoding);
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/format.h"
 #include "controller/model/measured_gain.h"
 #include "controller/model/node_layout.h"
 #include "controller/model/plan_layout.h"
@@ -204,9 +205,56 @@ CallerScale CallerScaleOf(const CollectiveModel& collective, int element_bytes, 
   return {phases * element_bytes / static_cast<double>(sizeof(float)), phases};
 }
 
+CodecPlace PlaceOf(const Snapshot& snapshot, const CodecModel& codec,
+                   const CollectiveModel& collective) {
+  if (!snapshot.devices.known) return CodecPlace::kUnknown;
+  if (codec.on_device && collective.exchange.on_devices && !collective.needs_lease) {
+    return CodecPlace::kDevice;
+  }
+  const bool raw = !codec.lossy && !codec.uses_ratio && codec.fixed_bits == 32;
+  return raw ? CodecPlace::kNowhere : CodecPlace::kHost;
+}
+
+std::string PlaceText(CodecPlace place, double copies_s) {
+  const std::string copies = "(copies " + SecondsText(copies_s) + ")";
+  switch (place) {
+    case CodecPlace::kUnknown:
+      return "";
+    case CodecPlace::kNowhere:
+      return "not encoded " + copies;
+    case CodecPlace::kHost:
+      return "on the host " + copies;
+    case CodecPlace::kDevice:
+      return "on the GPU";
+  }
+  return "";
+}
+
+namespace {
+
+/// The copies of `bytes` of a bucket on a device: all of it where it is encoded on the host. Sums
+/// of nodes on devices that are not linked are copied for what moves within nodes, see
+/// datapath/collective/device_parts.h.
+double CopySeconds(const Snapshot& snapshot, const CollectiveModel& collective,
+                   const NodeLayout& nodes, CodecPlace place, double bytes) {
+  const GradientDevices& devices = snapshot.devices;
+  if (place == CodecPlace::kUnknown) return 0;
+  if (place != CodecPlace::kDevice) {
+    return bytes * (devices.copy_out_s_per_byte + devices.copy_in_s_per_byte);
+  }
+  if (!collective.exchange.encodes_nodes || devices.linked || nodes.ranks_max == 1) return 0;
+  const double part = collective.exchange.shares_nodes && nodes.even ? 1.0 / nodes.ranks_max : 1;
+  return bytes * ((1 + part) * devices.copy_out_s_per_byte + devices.copy_in_s_per_byte);
+}
+
+}  // namespace
+
 Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collective) {
-  Placement placement = {.nodes = LayoutOf(snapshot.memory), .features = {}};
-  placement.features = FeaturesOf(collective, std::max(1, snapshot.world), placement.nodes);
+  Placement placement;
+  placement.nodes = LayoutOf(snapshot.memory);
+  const int world = std::max(1, snapshot.world);
+  placement.features = FeaturesOf(collective, world, placement.nodes);
+  placement.by_devices = FeaturesOf(collective, world, BetweenDevices(placement.nodes));
   return placement;
 }
 
@@ -223,20 +271,27 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   const double elements = static_cast<double>(bucket.elements);
   const double kept = KeptElements(codec, elements, ratio);
   const int world = std::max(1, snapshot.world);
-  const double slowdown = 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
   BucketCost cost;
   cost.gain = CorrectedGain(bucket, codec, collective, ratio,
                             PredictGain(codec, collective, bucket, ratio, world));
   const CodecWork work = WorkOf(codec, collective, world, placement.nodes);
-  const double encode_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
-  const double decode_s = CodecSeconds(codec.decode, elements, kept) * slowdown;
+  cost.place = PlaceOf(snapshot, codec, collective);
+  const bool there = cost.place == CodecPlace::kDevice;
+  const CodecModel::Time& encode = there ? codec.device_encode : codec.encode;
+  const CodecModel::Time& decode = there ? codec.device_decode : codec.decode;
+  // A device does not share the host's cores.
+  const double slowdown = there ? 1 : 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
+  const double encode_s = CodecSeconds(encode, elements, kept) * slowdown;
+  const double decode_s = CodecSeconds(decode, elements, kept) * slowdown;
   cost.encode_fixed_s = encode_s * work.encodes;
   cost.decode_s = decode_s * work.decodes;
   cost.network_fixed_s = work.encodes_inside * encode_s + work.decodes_inside * decode_s;
-  cost.codec_deviation_s =
-      (codec.encode.deviation_s_per_element * (work.encodes + work.encodes_inside) +
-       codec.decode.deviation_s_per_element * (work.decodes + work.decodes_inside)) *
-      elements * slowdown;
+  cost.codec_deviation_s = (encode.deviation_s_per_element * (work.encodes + work.encodes_inside) +
+                            decode.deviation_s_per_element * (work.decodes + work.decodes_inside)) *
+                           elements * slowdown;
+  const double floats = elements * sizeof(float);
+  cost.copies_s = CopySeconds(snapshot, collective, placement.nodes, cost.place, floats);
+  if (there) cost.network_fixed_s += cost.copies_s;  // elsewhere the codec's times include them
   if (world == 1) return cost;
   if (codec.shared_metadata) {
     cost.encode_fixed_s += snapshot.metadata_overhead_s;
@@ -247,8 +302,8 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
   const CallerScale caller = CallerScaleOf(collective, bucket.element_bytes, bucket.sharded);
   const double rounds = caller.rounds * std::max(1, codec.rounds);
-  const CollectiveFeatures& features = placement.features;
-  const double floats = elements * sizeof(float);
+  const bool by_devices = there && collective.exchange.encodes_nodes && snapshot.devices.linked;
+  const CollectiveFeatures& features = by_devices ? placement.by_devices : placement.features;
   const double within_bytes = features.floats_within ? floats : bytes.payload;
   cost.network_fixed_s +=
       rounds *
@@ -288,6 +343,7 @@ bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int 
 }
 
 void ApplyPriorTimes(CodecModel* codec) {
+  if (AllZero(codec->device_encode) || AllZero(codec->device_decode)) codec->on_device = false;
   if (AllZero(codec->encode)) {
     codec->encode.base_s = 1e-5;
     codec->encode.per_element_s = codec->uses_ratio ? 1.5e-9 : 3e-10;

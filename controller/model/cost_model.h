@@ -4,6 +4,7 @@
 // and the estimators calibrate. It knows no codec and no collective by name.
 
 #include <algorithm>
+#include <string>
 
 #include "controller/model/node_layout.h"
 #include "controller/model/snapshot.h"
@@ -88,6 +89,15 @@ struct CallerScale {
 };
 CallerScale CallerScaleOf(const CollectiveModel& collective, int element_bytes, bool sharded);
 
+/// Where ranks encode a bucket under this choice. Not on a device: gradients are not there, the
+/// codec does not run there, or the exchange form or an aggregator needs payloads of the host.
+CodecPlace PlaceOf(const Snapshot& snapshot, const CodecModel& codec,
+                   const CollectiveModel& collective);
+
+/// "on the GPU", "on the host (copies 3.1 ms)", "not encoded (copies 3.1 ms)"; empty where that is
+/// not known. `copies_s`: see BucketCost.
+std::string PlaceText(CodecPlace place, double copies_s);
+
 /// One bucket under one choice, kept linear in alpha and effective beta so that "what if the
 /// network were different" costs nothing.
 struct BucketCost {
@@ -98,6 +108,8 @@ struct BucketCost {
   double gain = 1;
   double relative_deviation = 0;  // of the network time
   double codec_deviation_s = 0;
+  CodecPlace place = CodecPlace::kUnknown;
+  double copies_s = 0;  // of the gradient between device and host, which the times above include
 
   double EncodeSeconds(double alpha_s) const { return encode_fixed_s + encode_alphas * alpha_s; }
   double NetworkSeconds(double alpha_s, double beta_s_per_byte) const {
@@ -111,6 +123,7 @@ struct BucketCost {
 struct Placement {
   NodeLayout nodes;
   CollectiveFeatures features;
+  CollectiveFeatures by_devices;  // where linked devices move what is within nodes
 };
 /// Pure. O(N log N) for N ranks.
 Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collective);
@@ -121,6 +134,8 @@ Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collectiv
 /// (where nodes are summed, within nodes the bytes are those of float32 elements)
 /// with the collective's FeaturesOf the job's nodes, the payload less what PredictBlockSaving saves
 /// of it, per codec round; nothing in a world of one; and what codecs do inside of the collective.
+/// Codecs take the time of the place where they run (PlaceOf). Sums of nodes on devices move
+/// between linked devices, and where these are not linked through copies in the host's memory.
 /// B_eff is no more than the collective's aggregator has for one rank; payloads that go around a
 /// ring or are cut by shares move as many times as fast as `speedup` says. The metadata exchange is
 /// a small all-reduce: overhead
@@ -142,7 +157,8 @@ bool Carries(const CollectiveModel& collective, const CodecModel& codec);
 /// True when the collective carries the codec's payloads and allows the world size.
 bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int world);
 
-/// Replaces an all-zero encode or decode time by a prior, so that a codec that never ran is not
+/// A codec without times on a device does not run there. Replaces an all-zero encode or decode time
+/// on the host by a prior, so that a codec that never ran is not
 /// free: 0.3 ns per element to copy or cast, 1.5 ns to select, 3 ns per kept element to scatter.
 void ApplyPriorTimes(CodecModel* codec);
 

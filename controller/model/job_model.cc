@@ -67,10 +67,15 @@ void JobModel::State::Intersect() {
       const auto one = in(offer.first);
       codec.encode = Slower(codec.encode, one->encode);
       codec.decode = Slower(codec.decode, one->decode);
+      codec.on_device = codec.on_device && one->on_device;
+      codec.device_encode = Slower(codec.device_encode, one->device_encode);
+      codec.device_decode = Slower(codec.device_decode, one->device_decode);
     }
     ApplyPriorTimes(&codec);
     CodecEstimate* known = FindEstimate(codec.name, codec.bits);
-    const bool ran = known != nullptr && known->encode.samples() > 0;
+    const bool ran = known != nullptr &&
+                     known->encode.samples() + known->device_encode.samples() > 0 &&
+                     known->model.on_device == codec.on_device;
     kept.push_back(ran ? std::move(*known) : CodecEstimate(codec));
   }
   for (const CollectiveModel& collective : first_collectives) {
@@ -99,8 +104,11 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   const CollectiveModel ran = collective < 0 ? CollectiveModel{} : collectives[collective];
   if (collective >= 0 && codec->model.lossy) LearnGain(bucket, *codec, ran, &estimate);
   const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
-  codec->encode.Add(elements, kept, bucket.encode_s / work.MeanEncodes());
-  codec->decode.Add(elements, kept, bucket.decode_s / work.MeanDecodes());
+  const bool there = bucket.encoded_on == CodecPlace::kDevice;
+  (there ? codec->device_encode : codec->encode)
+      .Add(elements, kept, bucket.encode_s / work.MeanEncodes());
+  (there ? codec->device_decode : codec->decode)
+      .Add(elements, kept, bucket.decode_s / work.MeanDecodes());
   if (world == 1 || collective < 0 || !(bucket.network_s > 0)) return;
   if (codec->model.shared_metadata) metadata_s.Add(bucket.metadata_s);
 
@@ -117,6 +125,7 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
                                             DensitiesOf(estimate.densities, world, Now()))
                              .share *
                          caller.payload;
+  sample.by_devices = there && ran.exchange.encodes_nodes && DevicesOfAll().linked;
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
@@ -222,6 +231,8 @@ CodecModel CodecEstimate::Calibrated() const {
   CodecModel calibrated = model;
   if (encode.samples() > 0) calibrated.encode = encode.Time();
   if (decode.samples() > 0) calibrated.decode = decode.Time();
+  if (device_encode.samples() > 0) calibrated.device_encode = device_encode.Time();
+  if (device_decode.samples() > 0) calibrated.device_decode = device_decode.Time();
   calibrated.payload_scale = std::exp(payload_log.value_or(0));
   // A codec that loses more than it sends of normal input lets residuals grow as soon as they
   // look like it, even if the measured slices suited it well (sparse ones are exact at one bit).
@@ -307,6 +318,23 @@ void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = s
 
 void JobModel::SetLowestRank(int rank, int lowest) { state_->network.SetLowestRank(rank, lowest); }
 
+void JobModel::SetGradientDevice(int rank, const GradientDevices& device) {
+  if (rank >= 0 && rank < state_->world) state_->gradient_devices[rank] = device;
+}
+
+GradientDevices JobModel::State::DevicesOfAll() const {
+  GradientDevices all;
+  if (gradient_devices.size() != static_cast<size_t>(world)) return all;
+  all.known = all.linked = true;
+  for (const auto& [rank, device] : gradient_devices) {
+    all.known = all.known && device.known;
+    all.linked = all.linked && device.linked;
+    all.copy_out_s_per_byte = std::max(all.copy_out_s_per_byte, device.copy_out_s_per_byte);
+    all.copy_in_s_per_byte = std::max(all.copy_in_s_per_byte, device.copy_in_s_per_byte);
+  }
+  return all.known ? all : GradientDevices{};
+}
+
 void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout,
                              bool excursion) {
   State& s = *state_;
@@ -340,6 +368,7 @@ void JobModel::OnStep(const StepObservation& observation) {
     if (codec != nullptr) codec->relative_loss.Add(seen.relative_loss);
   }
   AddDensities(observation, s.Now(), &s.estimates);
+  s.network.AddDeviceLink(observation.device_link_bytes, observation.device_link_s);
   const double computed_s = observation.compute_s + observation.backward_s;
   if (observation.rank >= 0 && observation.rank < s.world && computed_s >= 0 &&
       observation.step > 1) {
@@ -403,6 +432,7 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   snapshot.incumbent = s.plan;
   if (s.world > 1) snapshot.node_links = s.LinksOfNodes();
   snapshot.memory = s.network.memory();
+  snapshot.devices = s.DevicesOfAll();
   snapshot.layout = s.in_use.layout;
   snapshot.speedup = s.in_use.speedup;
   if (!s.plan.empty()) {

@@ -24,6 +24,7 @@ struct BucketObservation {
   double ready_s = 0, metadata_s = 0, encode_s = 0, network_s = 0, decode_s = 0;
   uint64_t payload_bytes = 0, bytes_sent = 0;
   double gain = 1, residual_ratio = 0, entry_offset_s = 0;
+  CodecPlace encoded_on = CodecPlace::kUnknown;
 };
 
 struct GainObservation {
@@ -66,6 +67,7 @@ struct StepObservation {
   std::vector<CodecLossObservation> codec_losses;
   std::vector<BlockDensityObservation> block_densities;
   std::vector<ArrivalObservation> arrivals;
+  double device_link_bytes = 0, device_link_s = 0;  // see StepReport in rank.proto
 };
 
 /// One sample of one directed link between two ranks' nodes.
@@ -187,6 +189,9 @@ class JobModel {
   /// The lowest rank that `rank` shares memory with; itself, as long as nothing is said, where it
   /// stands alone. Numbers outside of the job are ignored.
   void SetLowestRank(int rank, int lowest);
+  /// Where the gradients of `rank` are. Decisions count them as on devices if those of all ranks
+  /// are; their copies take as long as the slowest rank's.
+  void SetGradientDevice(int rank, const GradientDevices& device);
   /// The plan in force since `step`, in bucket order of SetBuckets, and its layout, of which parts
   /// that make no sense count as empty; resets dwell. `excursion`: the plan before comes back in a
   /// few steps, or does so now: that is no switch to count.

@@ -23,11 +23,16 @@ namespace weir {
 
 struct CodecEstimate {
   CodecModel model;
-  CodecCalibrator encode, decode;
+  CodecCalibrator encode, decode;                // on the host
+  CodecCalibrator device_encode, device_decode;  // on devices
   Smoothed payload_log{0.1};
   Smoothed relative_loss{0.05};  // measured on the job's gradients, by all ranks
   explicit CodecEstimate(const CodecModel& codec)
-      : model(codec), encode(codec.encode), decode(codec.decode) {}
+      : model(codec),
+        encode(codec.encode),
+        decode(codec.decode),
+        device_encode(codec.device_encode),
+        device_decode(codec.device_decode) {}
   /// With what was measured in place of what was declared.
   CodecModel Calibrated() const;
 };
@@ -53,7 +58,8 @@ struct JobModel::State {
   std::vector<BucketDefinition> buckets;
   std::map<std::string, BucketEstimate> estimates;
   std::map<int, std::string> nodes;
-  std::map<int, RollingMedian> paces;  // of ranks: compute up to the last bucket
+  std::map<int, GradientDevices> gradient_devices;  // by rank
+  std::map<int, RollingMedian> paces;               // of ranks: compute up to the last bucket
 
   uint64_t plan_version = 0;
   PlanModel plan;
@@ -86,6 +92,8 @@ struct JobModel::State {
   void Learn(const AssembledStep& step);
   void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                    std::vector<CollectiveSample>* samples);
+  /// Where the gradients of all ranks are.
+  GradientDevices DevicesOfAll() const;
   NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
   void Raise(TriggerKind kind, std::vector<Change> changes);
   void RaiseAndFollowUp(TriggerKind kind, const Change& change);

@@ -65,7 +65,8 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
   for (size_t i = 0; i < kShared && size > 0; ++i) source[i] = static_cast<int>(i);
   features_.clear();
   for (size_t c = 0; c < collectives.size(); ++c) {
-    features_.push_back({FeaturesOf(collectives[c], world_, layout_)});
+    features_.push_back({FeaturesOf(collectives[c], world_, layout_),
+                         FeaturesOf(collectives[c], world_, BetweenDevices(layout_))});
     for (size_t k = 0; k < known.size(); ++k) {
       if (known[k].name != collectives[c].name) continue;
       for (size_t i = 0; i < kPerCollective; ++i) {
@@ -92,6 +93,7 @@ void NetworkFilter::SetLayout(const NodeLayout& layout) {
   layout_ = layout;
   for (size_t c = 0; c < features_.size(); ++c) {
     features_[c].cost = FeaturesOf(collectives_[c], world_, layout_);
+    features_[c].by_devices = FeaturesOf(collectives_[c], world_, BetweenDevices(layout_));
   }
 }
 
@@ -116,20 +118,21 @@ void NetworkFilter::Age(double seconds) {
 NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
                                             const std::vector<double>& x) const {
   const Features& f = features_[sample.collective];
+  const CollectiveFeatures& cost = sample.by_devices ? f.by_devices : f.cost;
   const size_t own = kShared + kPerCollective * sample.collective;
   Terms terms;
   terms.overhead = sample.rounds * std::exp(x[own + kOverhead]);
   const double alpha_scale = std::exp(x[own + kAlphaScale]);
-  terms.latency = sample.rounds * f.cost.latency * alpha_scale * std::exp(x[kAlpha]);
-  terms.within_latency = sample.rounds * f.cost.within_latency_s * alpha_scale;
-  const double within = f.cost.floats_within ? sample.dense_bytes : sample.payload_bytes;
-  terms.reduce = sample.rounds * f.cost.reduce * within * std::exp(x[kGamma]);
+  terms.latency = sample.rounds * cost.latency * alpha_scale * std::exp(x[kAlpha]);
+  terms.within_latency = sample.rounds * cost.within_latency_s * alpha_scale;
+  const double within = cost.floats_within ? sample.dense_bytes : sample.payload_bytes;
+  terms.reduce = sample.rounds * cost.reduce * within * std::exp(x[kGamma]);
   const double beta = std::exp(x[kBeta]);
   const double beta_scale = std::exp(x[own + kBetaScale]);
-  terms.bytes = (f.cost.payload * sample.payload_share * sample.payload_bytes / sample.speedup +
-                 f.cost.index * sample.index_bytes + f.cost.dense * sample.dense_bytes) *
+  terms.bytes = (cost.payload * sample.payload_share * sample.payload_bytes / sample.speedup +
+                 cost.index * sample.index_bytes + cost.dense * sample.dense_bytes) *
                 beta_scale * std::max(beta, f.byte_s_min);
-  terms.within_bytes = f.cost.within_s_per_byte * within * beta_scale;
+  terms.within_bytes = cost.within_s_per_byte * within * beta_scale;
   terms.beta_weight = 1 / (1 + std::pow(f.byte_s_min / beta, kRateBend));
   return terms;
 }

@@ -20,6 +20,7 @@ struct CollectiveSample {
   double speedup = 1;        // of payloads under the plan's layout, see SpeedupOf
   double dense_bytes = 0;    // of the bucket as float32, which nodes add before they encode
   double payload_share = 1;  // of the payload term, see BlockSaving
+  bool by_devices = false;   // what is within nodes moved between linked devices
 };
 
 /// Extended Kalman filter (recursive least squares whose forgetting is a process noise) over the
@@ -113,7 +114,7 @@ class NetworkFilter {
   std::vector<CollectiveModel> collectives_;
   NodeLayout layout_;
   struct Features {
-    CollectiveFeatures cost;
+    CollectiveFeatures cost, by_devices;
     double byte_s_min = 0;  // of an aggregator
   };
   std::vector<Features> features_;

@@ -83,6 +83,13 @@ void NetworkModel::SetLowestRank(int rank, int lowest) {
   filter_.SetLayout(LayoutOf(memory_));
 }
 
+void NetworkModel::AddDeviceLink(double bytes, double seconds) {
+  if (!(bytes > 0) || !(seconds > 0) || !std::isfinite(bytes / seconds)) return;
+  device_link_log_.Add(std::log(seconds / bytes));
+  memory_.device_s_per_byte = std::exp(device_link_log_.value_or(0));
+  filter_.SetLayout(LayoutOf(memory_));
+}
+
 void NetworkModel::MeasureWithin(double now_s) {
   memory_.latency_s = memory_.s_per_byte = 0;
   for (const auto& [pair, link] : links_) {

@@ -11,6 +11,7 @@
 
 #include "controller/model/arrival_pool.h"
 #include "controller/model/change_detector.h"
+#include "controller/model/job_estimates.h"
 #include "controller/model/job_model.h"
 #include "controller/model/link_estimator.h"
 #include "controller/model/network_filter.h"
@@ -40,6 +41,8 @@ class NetworkModel {
   void SetRateMax(int index, double bytes_per_s);
   /// As JobModel::SetLowestRank.
   void SetLowestRank(int rank, int lowest);
+  /// A rank's device has exchanged so many bytes with those of its node, in so many seconds.
+  void AddDeviceLink(double bytes, double seconds);
   /// Latency and bandwidth are the slowest that links of nodes to themselves showed.
   const SharedMemory& memory() const { return memory_; }
   const NetworkFilter& filter() const { return filter_; }
@@ -103,6 +106,7 @@ class NetworkModel {
   std::vector<std::string> collective_names_;
   std::vector<double> rates_max_;  // by collective; what a restored filter is told again
   SharedMemory memory_;            // what a restored filter is told again
+  Smoothed device_link_log_{0.1};  // seconds per byte
   std::map<std::pair<std::string, std::string>, LinkEstimator> links_;
   std::map<std::pair<std::string, std::string>, double> windows_;  // of senders, in bytes
   ArrivalPool arrivals_;

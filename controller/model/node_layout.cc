@@ -14,6 +14,8 @@ NodeLayout LayoutOf(const SharedMemory& memory) {
   NodeLayout layout;
   if (memory.latency_s > 0) layout.latency_s = memory.latency_s;
   if (memory.s_per_byte > 0) layout.s_per_byte = memory.s_per_byte;
+  if (memory.device_latency_s > 0) layout.device_latency_s = memory.device_latency_s;
+  if (memory.device_s_per_byte > 0) layout.device_s_per_byte = memory.device_s_per_byte;
   layout.node_of = memory.lowest_ranks;
   std::vector<int> counts(memory.lowest_ranks.size());
   for (const int lowest : memory.lowest_ranks) ++counts[static_cast<size_t>(lowest)];
@@ -27,6 +29,12 @@ NodeLayout LayoutOf(const SharedMemory& memory) {
   return layout;
 }
 
+NodeLayout BetweenDevices(NodeLayout layout) {
+  layout.latency_s = layout.device_latency_s;
+  layout.s_per_byte = layout.device_s_per_byte;
+  return layout;
+}
+
 Status CheckMemory(const Snapshot& snapshot) {
   const SharedMemory& memory = snapshot.memory;
   const auto world = static_cast<size_t>(std::max(0, snapshot.world));
@@ -34,7 +42,9 @@ Status CheckMemory(const Snapshot& snapshot) {
   const bool fits = memory.lowest_ranks.empty() ||
                     (memory.lowest_ranks.size() == world &&
                      std::all_of(memory.lowest_ranks.begin(), memory.lowest_ranks.end(), is_rank));
-  const bool finite = std::isfinite(memory.latency_s) && std::isfinite(memory.s_per_byte);
+  const bool finite = std::isfinite(memory.latency_s) && std::isfinite(memory.s_per_byte) &&
+                      std::isfinite(memory.device_latency_s) &&
+                      std::isfinite(memory.device_s_per_byte);
   if (fits && finite) return OkStatus();
   return InvalidArgument(StrCat("snapshot: memory: expected none or ", world, " ranks below ",
                                 world, " and finite times, found ", memory.lowest_ranks.size(),

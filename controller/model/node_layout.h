@@ -12,6 +12,8 @@ namespace weir {
 
 /// Between two ranks of one node, until it was measured: through shared memory, on a busy host.
 inline constexpr double kWithinLatencyS = 1e-5, kWithinSecondsPerByte = 1 / 2e9;
+/// The same between linked devices: with the start of kernels, and over PCIe.
+inline constexpr double kDeviceLatencyS = 3e-5, kDeviceSecondsPerByte = 1 / 12e9;
 
 struct NodeLayout {
   int nodes = 0;                              // 0: not known, so every rank stands alone
@@ -20,6 +22,8 @@ struct NodeLayout {
   double latency_s = kWithinLatencyS;         // between ranks of one node, one way
   double s_per_byte = kWithinSecondsPerByte;  // 1 / bandwidth there
   std::vector<int> node_of = {};              // of each rank, the lowest there; empty: not known
+  // As latency_s and s_per_byte, between devices that are linked.
+  double device_latency_s = kDeviceLatencyS, device_s_per_byte = kDeviceSecondsPerByte;
   friend bool operator==(const NodeLayout&, const NodeLayout&) = default;
 };
 
@@ -56,5 +60,8 @@ struct CollectiveFeatures {
 /// communication", CLUSTER 2020.
 CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
                               const NodeLayout& layout);
+
+/// The layout for what moves between linked devices within nodes.
+NodeLayout BetweenDevices(NodeLayout layout);
 
 }  // namespace weir

@@ -43,12 +43,15 @@ struct CodecModel {
   // "uniform_selection": what is lost at kUniformLossRatio over what a random choice would lose;
   // below 1 where ranks measured structure in the gradients.
   double uniform_loss = 1;
-  // Calibrated time of encode and of one decode: base + per_element * n + per_kept * kept.
+  // Calibrated time of encode and of one decode: base + per_element * n + per_kept * kept. On the
+  // host, and with the copies of gradients that are on devices.
   struct Time {
     double base_s = 0, per_element_s = 0, per_kept_s = 0;
     double deviation_s_per_element = 0;
     friend bool operator==(const Time&, const Time&) = default;
   } encode, decode;
+  bool on_device = false;  // ranks run it on their device, where the exchange form allows it
+  Time device_encode, device_decode;
   double payload_scale = 1;  // measured over predicted payload bytes
   friend bool operator==(const CodecModel&, const CodecModel&) = default;
 };
@@ -75,7 +78,8 @@ struct ExchangeModel {
   bool encodes_nodes = false;    // ranks of a node add their elements, and encode the sum alone
   bool shares_nodes = false;     // of encodes_nodes: by all ranks where nodes hold as many
   bool needs_table = false;
-  double gain_prior = 1;  // part of the predicted gain that is left where ranks share positions
+  bool on_devices = false;  // it can encode in the memory of devices
+  double gain_prior = 1;    // part of the predicted gain that is left where ranks share positions
   friend bool operator==(const ExchangeModel&, const ExchangeModel&) = default;
 };
 
@@ -197,11 +201,24 @@ struct NodeLinks {
   friend bool operator==(const NodeLinks&, const NodeLinks&) = default;
 };
 
+/// Where a bucket is encoded, as EncodedOn in rank.proto. kUnknown: gradients are in the host's
+/// memory, or not on all ranks in that of a device.
+enum class CodecPlace { kUnknown, kNowhere, kHost, kDevice };
+
+/// Gradients in the memory of devices, as all ranks report.
+struct GradientDevices {
+  double copy_out_s_per_byte = 0, copy_in_s_per_byte = 0;  // to the host's memory and from it
+  bool known = false;                                      // false: they are in the host's memory
+  bool linked = false;  // ranks of a node move what is on devices without the host
+  friend bool operator==(const GradientDevices&, const GradientDevices&) = default;
+};
+
 /// Which ranks share memory, as they found when they connected, and how fast they are among
-/// themselves.
+/// themselves, through that memory and between devices that are linked.
 struct SharedMemory {
   std::vector<int> lowest_ranks;  // of each rank: the lowest that it shares with; empty: none does
   double latency_s = 0, s_per_byte = 0;  // one way, 1 / bandwidth; 0: not measured
+  double device_latency_s = 0, device_s_per_byte = 0;
   friend bool operator==(const SharedMemory&, const SharedMemory&) = default;
 };
 
@@ -234,6 +251,7 @@ struct Snapshot {
   PlanModel incumbent;               // empty: no plan yet
   NodeLinks node_links;
   SharedMemory memory;
+  GradientDevices devices;
   PlanLayout layout;      // of the incumbent
   LayoutSpeedup speedup;  // of that
   std::vector<HeldChange> held;

@@ -91,6 +91,7 @@ std::optional<AssembledBucket> StepAssembler::AssembleBucket(const Ranks& ranks,
   out.collective = first.collective;
   out.ratio = first.ratio;
   out.bits = first.bits;
+  out.encoded_on = first.encoded_on;
   out.metadata_s = 1e18;
   out.gain = 0;
   // Where some ranks encode for others (sums of nodes), those know no gain, and what codecs do
@@ -112,6 +113,8 @@ std::optional<AssembledBucket> StepAssembler::AssembleBucket(const Ranks& ranks,
       return std::nullopt;
     }
     out.ready_s += bucket.ready_s / world_;
+    // If some ranks encode on the host, the bucket counts as encoded there.
+    if (out.encoded_on == CodecPlace::kDevice) out.encoded_on = bucket.encoded_on;
     out.encode_s += bucket.encode_s / world_;
     out.decode_s += bucket.decode_s / world_;
     out.metadata_s = std::min(out.metadata_s, bucket.metadata_s);

@@ -24,6 +24,7 @@ struct AssembledBucket {
   double payload_bytes = 0;           // mean over ranks
   double gain = 1;                    // mean over ranks that encoded
   double residual_ratio = 0;          // greatest
+  CodecPlace encoded_on = CodecPlace::kUnknown;  // kDevice: on all ranks that encoded
 };
 
 struct AssembledStep {

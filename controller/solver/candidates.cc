@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "controller/model/deterministic_math.h"
@@ -285,6 +286,27 @@ PlanEstimate EvaluatePlan(const CandidateSpace& space, const CostedPlan& plan,
   return estimate;
 }
 
+namespace {
+
+/// The place of most elements; the first of places that tie.
+EncodingPlace EncodingOf(const CandidateSpace& space, const std::vector<BucketCost>& costs) {
+  EncodingPlace most;
+  std::map<CodecPlace, uint64_t> elements;
+  for (size_t b = 0; b < costs.size(); ++b) {
+    elements[costs[b].place] += space.snapshot().buckets[b].elements;
+    most.copies_s += costs[b].copies_s;
+  }
+  uint64_t largest = 0;
+  for (const auto& [place, count] : elements) {
+    if (count <= largest) continue;
+    largest = count;
+    most.place = place;
+  }
+  return most;
+}
+
+}  // namespace
+
 CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kinds) {
   CostedPlan plan;
   double kept = 0;
@@ -297,6 +319,7 @@ CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kind
     kept += plan.costs.back().gain * static_cast<double>(space.snapshot().buckets[b].elements);
   }
   plan.gain = space.elements_total() > 0 ? kept / space.elements_total() : 1;
+  plan.encoding = EncodingOf(space, plan.costs);
   return plan;
 }
 
@@ -315,6 +338,7 @@ StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel&
   }
   plan.choices = choices;
   plan.gain = space.elements_total() > 0 ? kept / space.elements_total() : 1;
+  plan.encoding = EncodingOf(space, plan.costs);
   return plan;
 }
 

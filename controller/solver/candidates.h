@@ -94,6 +94,7 @@ struct CostedPlan {
   std::vector<int> collective_indices;
   double gain = 1;
   bool dense = true;
+  EncodingPlace encoding = {};
 };
 
 struct PlanEstimate {

@@ -229,6 +229,7 @@ CandidatePlan Decider::Write(size_t index) const {
   out.feasible = one.excluded_by.empty();
   out.excluded_by = one.excluded_by;
   out.dense = one.dense;
+  out.encoding = plan.encoding;
   return out;
 }
 

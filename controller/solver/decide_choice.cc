@@ -25,7 +25,9 @@ size_t Decider::Because(DecisionRule rule, size_t chosen) {
 
 PlanFacts Decider::FactsOf(size_t index) const {
   const CandidateEstimate& estimate = all_[index].estimate;
-  return {Label(index, Costed(index).choices), estimate.step_s, estimate.gain, all_[index].dense};
+  const CostedPlan plan = Costed(index);
+  return {Label(index, plan.choices), estimate.step_s, estimate.gain, all_[index].dense,
+          plan.encoding};
 }
 
 size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {

@@ -10,6 +10,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "controller/model/cost_model.h"
+
 namespace weir {
 namespace {
 
@@ -52,6 +54,9 @@ class Canonical {
     }
     AddInteger(plan.feasible);
     AddInteger(plan.dense);
+    if (plan.encoding.place == CodecPlace::kUnknown) return;
+    AddInteger(static_cast<uint64_t>(plan.encoding.place));
+    Add(plan.encoding.copies_s);
   }
   void Add(const std::vector<CandidatePlan>& plans) {
     AddInteger(plans.size());
@@ -84,6 +89,13 @@ class Canonical {
 
 namespace {
 
+// ", encoded on the GPU,"; empty where gradients are in the host's memory.
+std::string EncodingText(const EncodingPlace& encoding) {
+  const std::string place = PlaceText(encoding.place, encoding.copies_s);
+  if (place.empty()) return "";
+  return (encoding.place == CodecPlace::kNowhere ? ", " : ", encoded ") + place + ",";
+}
+
 // "at 6.2 MB/s and 0.4 ms".
 std::string NetworkText(const DecisionFacts& facts) {
   if (facts.world <= 1) return "in a world of one";
@@ -91,10 +103,10 @@ std::string NetworkText(const DecisionFacts& facts) {
          SecondsText(facts.latency_s);
 }
 
-// "top_k 0.01 over sparse_all_gather predicts 0.21 s per step at gain 0.41".
+// "top_k 0.01 over sparse_all_gather, encoded on the GPU, predicts 0.21 s per step at gain 0.41".
 std::string PredictionText(const PlanFacts& plan) {
-  return plan.label + " predicts " + SecondsText(plan.step_s) + " per step at gain " +
-         NumberText(plan.gain);
+  return plan.label + EncodingText(plan.encoding) + " predicts " + SecondsText(plan.step_s) +
+         " per step at gain " + NumberText(plan.gain);
 }
 
 // The alternatives: dense, and the plan that ran.

@@ -201,6 +201,9 @@ void Fields(V& v, CodecModel& c) {
   v("uniform_loss", c.uniform_loss);
   v("encode", c.encode);
   v("decode", c.decode);
+  v("on_device", c.on_device);
+  v("device_encode", c.device_encode);
+  v("device_decode", c.device_decode);
   v("payload_scale", c.payload_scale);
 }
 
@@ -227,6 +230,7 @@ void Fields(V& v, ExchangeModel& e) {
   v("encodes_nodes", e.encodes_nodes);
   v("shares_nodes", e.shares_nodes);
   v("needs_table", e.needs_table);
+  v("on_devices", e.on_devices);
   v("gain_prior", e.gain_prior);
 }
 
@@ -338,6 +342,24 @@ void Fields(V& v, SharedMemory& m) {
   v("s_per_byte", m.s_per_byte);
 }
 
+/// Most jobs have no devices, and records of decisions are to be small.
+template <typename V>
+void DeviceFields(V& v, GradientDevices& d, SharedMemory& m) {
+  std::vector<double> numbers;
+  if (d.known) {
+    numbers = {d.copy_out_s_per_byte, d.copy_in_s_per_byte, d.linked ? 1.0 : 0.0,
+               m.device_latency_s, m.device_s_per_byte};
+  }
+  v("devices", numbers);
+  if (numbers.size() != 5) return;
+  d = {.copy_out_s_per_byte = numbers[0],
+       .copy_in_s_per_byte = numbers[1],
+       .known = true,
+       .linked = numbers[2] != 0};
+  m.device_latency_s = numbers[3];
+  m.device_s_per_byte = numbers[4];
+}
+
 template <typename V>
 void Fields(V& v, Snapshot& s) {
   v("job", s.job);
@@ -358,6 +380,7 @@ void Fields(V& v, Snapshot& s) {
   v("incumbent", s.incumbent);
   v("node_links", s.node_links);
   v("memory", s.memory);
+  DeviceFields(v, s.devices, s.memory);
   v("ring_order", s.layout.ring_order);
   v("ring_speedup", s.speedup.ring);
   v("shard_shares", s.layout.shard_shares);

@@ -14,6 +14,14 @@
 
 namespace weir {
 
+/// Where ranks encode most of a plan's elements, and what its copies between devices and the host
+/// take in a step.
+struct EncodingPlace {
+  CodecPlace place = CodecPlace::kUnknown;
+  double copies_s = 0;
+  friend bool operator==(const EncodingPlace&, const EncodingPlace&) = default;
+};
+
 /// One whole-job alternative with its predicted consequences.
 struct CandidatePlan {
   std::string label;  // "top_k 0.01 over sparse_all_gather", "mixed" for differing buckets
@@ -24,6 +32,7 @@ struct CandidatePlan {
   double exposed_s = 0;
   double gain = 1;       // dimension-weighted
   double objective = 0;  // lower is better
+  EncodingPlace encoding = {};
   bool feasible = true;
   std::string excluded_by;
   bool dense = false;
@@ -52,6 +61,7 @@ struct PlanFacts {
   std::string label;
   double step_s = 0, gain = 1;
   bool dense = false;
+  EncodingPlace encoding = {};
   friend bool operator==(const PlanFacts&, const PlanFacts&) = default;
 };
 

@@ -64,6 +64,7 @@ json ToJson(const ExchangeTraits& t) {
           {"encodes_nodes", nodes},
           {"shares_nodes", t.encoded_sums == EncodedSums::kNodeShards},
           {"needs_table", t.need == CodecNeed::kTable},
+          {"on_devices", t.on_devices},
           {"gain_prior", JsonDouble(t.gain_prior)}};
 }
 
@@ -98,15 +99,20 @@ json ToJson(const CodecTime& t) {
   return {{"per_element_s", JsonDouble(t.per_element_s)}, {"per_kept_s", JsonDouble(t.per_kept_s)}};
 }
 
-/// `timings`: null leaves the measured times out. `caller_sums`: whether callers can sum.
-json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings, bool caller_sums) {
+/// The measured times are left out where null. `caller_sums`: whether callers can sum.
+json CapabilitiesDocument(const std::map<std::string, CodecTiming>* on_host,
+                          const std::map<std::string, CodecTiming>* on_device, bool caller_sums) {
   json codecs = json::array(), collectives = json::array();
   for (const Codec* codec : Codecs().All()) {
+    const std::string& name = codec->Traits().name;
     json described = ToJson(codec->Traits());
-    if (timings != nullptr && timings->contains(codec->Traits().name)) {
-      const CodecTiming& timing = timings->at(codec->Traits().name);
-      described["encode"] = ToJson(timing.encode);
-      described["decode"] = ToJson(timing.decode);
+    if (on_host != nullptr && on_host->contains(name)) {
+      described["encode"] = ToJson(on_host->at(name).encode);
+      described["decode"] = ToJson(on_host->at(name).decode);
+    }
+    if (on_device != nullptr && on_device->contains(name)) {
+      described["device_encode"] = ToJson(on_device->at(name).encode);
+      described["device_decode"] = ToJson(on_device->at(name).decode);
     }
     codecs.push_back(std::move(described));
   }
@@ -130,20 +136,29 @@ const char* ProtectionName(Protection protection) {
 }
 
 json Body(const RankHello& m) {
-  json body = {{"job", m.job},
-               {"rank", m.rank},
-               {"world", m.world},
-               {"pid", m.pid},
-               {"library_version", m.library_version},
-               {"datapath_address", m.datapath_address},
-               {"capabilities", CapabilitiesDocument(m.codec_timings, m.caller_sums)},
-               {"active_plan_version", JsonUint64(m.active_plan_version)},
-               {"step", JsonUint64(m.step)},
-               {"frame_protection", ProtectionName(m.protection)},
-               {"unauthenticated_peers", m.unauthenticated_peers}};
+  const DeviceCodecTimings* const device = m.device_timings;
+  json body = {
+      {"job", m.job},
+      {"rank", m.rank},
+      {"world", m.world},
+      {"pid", m.pid},
+      {"library_version", m.library_version},
+      {"datapath_address", m.datapath_address},
+      {"capabilities",
+       CapabilitiesDocument(device != nullptr ? &device->on_host : m.codec_timings,
+                            device != nullptr ? &device->on_device : nullptr, m.caller_sums)},
+      {"active_plan_version", JsonUint64(m.active_plan_version)},
+      {"step", JsonUint64(m.step)},
+      {"frame_protection", ProtectionName(m.protection)},
+      {"unauthenticated_peers", m.unauthenticated_peers}};
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
   if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
   if (!m.labels.empty()) body["labels"] = m.labels;
+  if (device != nullptr) {
+    body["gradient_device"] = {{"copy_out_s_per_byte", JsonDouble(device->copy_out_s_per_byte)},
+                               {"copy_in_s_per_byte", JsonDouble(device->copy_in_s_per_byte)},
+                               {"linked", m.device_linked}};
+  }
   if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);
   if (m.proof.has_value()) {
     body["proof"] = {{"public_key", m.proof->public_key},
@@ -259,6 +274,8 @@ json Body(const StepReport& m) {
             {"skipped", m.skipped},
             {"loss", JsonDouble(m.loss)},
             {"has_loss", m.has_loss},
+            {"device_link_bytes", JsonDouble(m.device_link_bytes)},
+            {"device_link_s", JsonDouble(m.device_link_s)},
             {"buckets", std::move(buckets)},
             {"gains", std::move(gains)},
             {"codec_losses", std::move(losses)},
@@ -384,7 +401,8 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
 }
 
 const std::string& CapabilitiesJson() {
-  static const std::string* text = new std::string(DumpJson(CapabilitiesDocument(nullptr, false)));
+  static const std::string* text =
+      new std::string(DumpJson(CapabilitiesDocument(nullptr, nullptr, false)));
   return *text;
 }
 

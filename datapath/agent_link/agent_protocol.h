@@ -43,9 +43,12 @@ struct RankHello {
   Protection protection = Protection::kChecked;
   int unauthenticated_peers = 0;  // see Transport
   std::map<std::string, std::string> labels = {};
-  bool caller_sums = false;       // the callers of all ranks can sum over a group of their own
+  bool caller_sums = false;  // the callers of all ranks can sum over a group of their own
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
+  // The same for gradients on a device, in its place; null: they are in the host's memory.
+  const DeviceCodecTimings* device_timings = nullptr;
+  bool device_linked = false;  // with the devices of its node
 };
 
 struct BucketDescription {
@@ -101,6 +104,7 @@ struct StepReport {
   std::vector<CodecLoss> codec_losses;
   std::vector<BlockDensity> block_densities;
   std::vector<ArrivalSample> arrivals;
+  double device_link_bytes = 0, device_link_s = 0;  // of what devices of a node exchanged
 };
 
 struct PathReport {

@@ -213,8 +213,13 @@ std::vector<RankMessage> Session::Greeting() {
   }
   if (options_.measure_codecs) {
     Device* const device = options_.device;
-    hello.codec_timings = device == nullptr ? &CodecTimings() : &CodecTimingsOn(*device);
+    if (device == nullptr) {
+      hello.codec_timings = &CodecTimings();
+    } else {
+      hello.device_timings = &CodecTimingsOn(*device);
+    }
   }
+  hello.device_linked = device_group_ != nullptr;
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
   hello.active_plan_version = hello.active_plan->version;

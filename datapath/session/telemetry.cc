@@ -56,8 +56,11 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
   report->compute_s = SecondsBetween(times.begin, times.first_submit);
   report->backward_s = SecondsBetween(times.first_submit, times.last_submit);
   report->exposed_s = SecondsBetween(times.last_submit, times.last_delivery);
+  report->device_link_bytes = report->device_link_s = 0;
   for (const Operation& op : operations) {
     report->buckets.push_back(SampleOf(op, times));
+    report->device_link_bytes += static_cast<double>(op.device_bytes);
+    report->device_link_s += ToSeconds(op.device_time);
     if (const std::optional<GradientSample>& sample = op.outcome.sample; sample.has_value()) {
       GainCurve& curve = report->gains.emplace_back();
       curve.bucket = op.bucket->key;

@@ -214,13 +214,16 @@ bool EncodesOn(const Device& device, const Codec& codec) {
          device.Runs(codec);
 }
 
-std::map<std::string, CodecTiming> MeasureCodecsOn(Device& device, size_t elements) {
+DeviceCodecTimings MeasureCodecsOn(Device& device, size_t elements) {
   DeviceWorkbench bench(device, elements);
   if (!bench.SetUp().ok()) return {};
   const StatusOr<Seconds> copy = bench.CopyAnElement();
   if (!copy.ok()) return {};
-  std::map<std::string, CodecTiming> timings = CodecTimings();
-  for (auto& [name, timing] : timings) {
+  DeviceCodecTimings timings;
+  timings.on_host = CodecTimings();
+  timings.copy_out_s_per_byte = copy->encode / sizeof(float);
+  timings.copy_in_s_per_byte = copy->decode / sizeof(float);
+  for (auto& [name, timing] : timings.on_host) {
     timing.encode.per_element_s += copy->encode;
     timing.decode.per_element_s += copy->decode;
   }
@@ -229,19 +232,16 @@ std::map<std::string, CodecTiming> MeasureCodecsOn(Device& device, size_t elemen
     if (!EncodesOn(device, *codec)) continue;
     const StatusOr<Seconds> high = bench.Time(*codec, traits.uses_ratio ? kRatioHigh : 1);
     const StatusOr<Seconds> low = traits.uses_ratio ? bench.Time(*codec, kRatioLow) : high;
-    if (!high.ok() || !low.ok()) {
-      timings.erase(traits.name);
-      continue;
-    }
-    timings[traits.name] = TimingOf(traits, *low, *high, elements);
+    if (!high.ok() || !low.ok()) continue;
+    timings.on_device[traits.name] = TimingOf(traits, *low, *high, elements);
   }
   return timings;
 }
 
-const std::map<std::string, CodecTiming>& CodecTimingsOn(Device& device) {
+const DeviceCodecTimings& CodecTimingsOn(Device& device) {
   // Never destroyed, because sessions may outlive static destructors.
   static Mutex& mutex = *new Mutex();
-  static auto& measured = *new std::map<Device*, std::map<std::string, CodecTiming>>();
+  static auto& measured = *new std::map<Device*, DeviceCodecTimings>();
   MutexLock lock(mutex);
   const auto found = measured.find(&device);
   if (found != measured.end()) return found->second;

@@ -31,13 +31,18 @@ const std::map<std::string, CodecTiming>& CodecTimings();
 /// form and the collective may still prevent it), and not on the host after a copy. Thread-safe.
 bool EncodesOn(const Device& device, const Codec& codec);
 
-/// The same for gradients in the memory of a device, as what is made of `elements` of them: of
-/// codecs that encode there (EncodesOn) with the copies of payloads, and of all others the timing
-/// on the host with the copies of elements. Measures in every call. Codecs that returned an error
-/// are left out; empty if the device fails or its memory is full.
-std::map<std::string, CodecTiming> MeasureCodecsOn(Device& device, size_t elements);
+/// The same for gradients in the memory of a device.
+struct DeviceCodecTimings {
+  std::map<std::string, CodecTiming> on_host;    // with the copies of elements to and from the host
+  std::map<std::string, CodecTiming> on_device;  // EncodesOn; with the copies of payloads
+  double copy_out_s_per_byte = 0, copy_in_s_per_byte = 0;  // to the host's memory and from it
+};
+
+/// Measures with `elements` of them, in every call. Codecs that returned an error are left out; all
+/// is empty if the device fails or its memory is full.
+DeviceCodecTimings MeasureCodecsOn(Device& device, size_t elements);
 /// The result of MeasureCodecsOn with 2^22 elements, measured by the first call of a process for
 /// the device, which takes some 0.1 s on a GPU. Thread-safe.
-const std::map<std::string, CodecTiming>& CodecTimingsOn(Device& device);
+const DeviceCodecTimings& CodecTimingsOn(Device& device);
 
 }  // namespace weir

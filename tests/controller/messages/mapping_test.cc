@@ -110,10 +110,11 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   by_node.mutable_exchange()->set_encodes_nodes(true);
   by_node.mutable_exchange()->set_shares_nodes(true);
   by_node.mutable_exchange()->set_needs_table(true);
+  by_node.mutable_exchange()->set_on_devices(true);
   by_node.mutable_exchange()->set_gain_prior(0.6);
   const ExchangeModel exchange = ToModel(by_node).exchange;
   EXPECT_TRUE(exchange.gathers && exchange.encodes_regions && exchange.encodes_nodes &&
-              exchange.shares_nodes && exchange.needs_table);
+              exchange.shares_nodes && exchange.needs_table && exchange.on_devices);
   EXPECT_EQ(exchange.gain_prior, 0.6);
   EXPECT_EQ(ToModel(ToProto(ToModel(by_node))), ToModel(by_node));
   by_node.mutable_exchange()->set_gain_prior(7);  // more than there is

@@ -114,9 +114,9 @@ TEST(RankMessageTest, SumsOfCallersAreOfferedWhereAllCanMakeThem) {
 }
 
 TEST(RankMessageTest, CapabilitiesHaveTheFieldsOfTheProto) {
-  const std::map<std::string, CodecTiming> timings = {{"top_k", {}}};
+  const DeviceCodecTimings timings{.on_host = {{"top_k", {}}}, .on_device = {{"top_k", {}}}};
   RankHello hello;
-  hello.codec_timings = &timings;
+  hello.device_timings = &timings;
   const auto keys = [](const nlohmann::json& object) {
     std::set<std::string> names;
     for (const auto& [name, value] : object.items()) names.insert(name);
@@ -128,6 +128,34 @@ TEST(RankMessageTest, CapabilitiesHaveTheFieldsOfTheProto) {
     if (codec["name"] != "top_k") continue;
     EXPECT_EQ(keys(codec), FieldsOf("CodecCapability"));
     EXPECT_EQ(keys(codec["settings"][0]), FieldsOf("CodecSetting"));
+    ++seen;
+  }
+  EXPECT_EQ(seen, 1u);
+  EXPECT_EQ(keys(message["hello"]["gradient_device"]), FieldsOf("GradientDevice"));
+  const auto& exchange = message["hello"]["capabilities"]["collectives"][0]["exchange"];
+  EXPECT_EQ(keys(exchange), FieldsOf("ExchangeForm"));
+}
+
+TEST(RankMessageTest, HelloOfADeviceCarriesItsTimesAndThoseOfTheHostWithCopies) {
+  const DeviceCodecTimings timings{
+      .on_host = {{"top_k", {{1e-9, 0}, {}}}, {"dgc", {{2e-9, 0}, {}}}},
+      .on_device = {{"top_k", {{1e-11, 0}, {}}}},
+      .copy_out_s_per_byte = 3e-11,
+      .copy_in_s_per_byte = 4e-11};
+  RankHello hello;
+  EXPECT_FALSE(Parsed(hello)["hello"].contains("gradient_device"));
+  hello.device_timings = &timings;
+  hello.device_linked = true;
+  const auto json = Parsed(hello)["hello"];
+  EXPECT_EQ(json["gradient_device"]["copy_out_s_per_byte"], 3e-11);
+  EXPECT_EQ(json["gradient_device"]["copy_in_s_per_byte"], 4e-11);
+  EXPECT_EQ(json["gradient_device"]["linked"], true);
+  size_t seen = 0;
+  for (const auto& codec : json["capabilities"]["codecs"]) {
+    EXPECT_EQ(codec.contains("device_encode"), codec["name"] == "top_k");
+    if (codec["name"] != "top_k") continue;
+    EXPECT_EQ(codec["encode"]["per_element_s"], 1e-9);
+    EXPECT_EQ(codec["device_encode"]["per_element_s"], 1e-11);
     ++seen;
   }
   EXPECT_EQ(seen, 1u);
