@@ -279,9 +279,11 @@ TEST(DeviceSessionTest, TimesOfCodecsAreMeasuredThereOrWithTheCopies) {
                 4 * timings.copy_in_s_per_byte, 1e-15)
         << name;
   }
-  EXPECT_EQ(timings.on_device.size(), kOnDevice.size());
+  EXPECT_EQ(timings.on_device.size(), std::ranges::count_if(CodecTimings(), [](const auto& entry) {
+              return cuda::FindDeviceCodec(entry.first) != nullptr;
+            }));
   for (const auto& [name, timing] : timings.on_device) {
-    EXPECT_TRUE(kOnDevice.contains(name)) << name;
+    EXPECT_NE(cuda::FindDeviceCodec(name), nullptr) << name;
     EXPECT_GT(timing.encode.per_element_s + timing.encode.per_kept_s, 0) << name;
   }
 }
