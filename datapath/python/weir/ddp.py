@@ -376,7 +376,7 @@ class DDPState(Steps):
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future for its mean over all ranks."""
         if self._watch is not None:
-            self._watch.on_hook()
+            self._watch.on_hook(bucket.parameters())
         if bucket.index() == 0 and not (self._local is not None and self._local.active):
             self._end_last_pass()
         self.begin_step()
@@ -412,7 +412,7 @@ class DDPState(Steps):
         return future
 
     def watch(self, ddp_model):
-        """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
+        """From now on a step with gradients that stay local is an error; see weir.unreduced."""
         self._watch = DDPWatch(ddp_model, self.rank)
         self._keeps_gradients = not (ddp_model.gradient_as_bucket_view or ddp_model.static_graph)
 

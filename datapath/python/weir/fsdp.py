@@ -112,7 +112,7 @@ class FSDPState(DDPState):
         delivery.future.wait()  # lets the stream of an accelerator wait for the result
 
     def watch_units(self, model, reduces):
-        """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
+        """From now on a step with gradients that stay local is an error; see weir.unreduced."""
         self._watch = FSDPWatch(model, self.rank, reduces)
 
     def begin_step(self):

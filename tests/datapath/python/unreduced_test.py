@@ -7,30 +7,73 @@ import unittest
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import optimizer as optimizers
 
 import ranks
 import weir
 from ddp_test import BUCKET_MB, batch, difference, make_model
 
 
-def _reduces_nothing(models, kind, inputs):
-    """Gradients of the first model that stay local, by a mistake or on purpose."""
-    ddp = models[0]
+class _WithLoss(torch.nn.Module):
+    """A model whose loss is a method, which neither DDP nor a hook of the module sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_model()
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+    def loss(self, inputs):
+        return self.net(inputs).square().sum()
+
+
+def _penalty(ddp):
+    return 0.01 * sum(p.square().sum() for p in ddp.parameters())
+
+
+def _update_by_hand(ddp):
+    with torch.no_grad():
+        for parameter in ddp.parameters():
+            parameter.sub_(0.01 * parameter.grad)
+    ddp.zero_grad(set_to_none=True)
+
+
+def _one_step(ddp, state, kind, inputs):
+    """Gradients of a step, of which some or all stay local, by a mistake or on purpose."""
     if kind == "module called":
         ddp.module(inputs).square().sum().backward()
+    elif kind == "method of the module":
+        ddp.module.loss(inputs).backward()
+    elif kind == "module called before":
+        ddp.module(inputs).square().sum().backward()
+        ddp(inputs).square().sum().backward()
+    elif kind == "penalty before":
+        _penalty(ddp).backward()
+        ddp(inputs).square().sum().backward()
+    elif kind == "method after":
+        ddp(inputs).square().sum().backward()
+        ddp.module.loss(inputs).backward()
+    elif kind == "no_sync alone":
+        with ddp.no_sync():
+            ddp(inputs).square().sum().backward()
     elif kind == "no_sync":
         with ddp.no_sync():
             ddp(inputs).square().sum().backward()
             loss = ddp(inputs).square().sum()
         loss.backward()
+        ddp(inputs).square().sum().backward()
     elif kind == "module under no_sync":
         with ddp.no_sync():
             ddp.module(inputs).square().sum().backward()
+        ddp(inputs).square().sum().backward()
     elif kind == "module called after no_sync":
         with ddp.no_sync():
             ddp(inputs).square().sum().backward()
         ddp.module(inputs).square().sum().backward()
+    elif kind == "method after no_sync":
+        with ddp.no_sync():
+            ddp(inputs).square().sum().backward()
+        ddp.module.loss(inputs).backward()
     elif kind == "evaluation":
         with torch.no_grad():
             ddp(inputs)
@@ -42,29 +85,69 @@ def _reduces_nothing(models, kind, inputs):
         torch.autograd.grad(ddp.module(inputs).square().sum(), [inputs, *ddp.parameters()])
     elif kind == "several forwards":
         (ddp(inputs).square().sum() + ddp(inputs + 1).square().sum()).backward()
+    elif kind.startswith("zeroed"):
+        ddp.module(inputs).square().sum().backward()
+        ddp.zero_grad(set_to_none=kind == "zeroed to None")
     elif kind == "closed":
-        models[1].close()
+        state.close()
+        ddp.module(inputs).square().sum().backward()
 
 
-def gradients_that_stay_local(rank, world, kind):
-    """The error of the first training step after `kind`."""
-    ddp = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MB)
+def gradients_that_stay_local(rank, world, kind, steps=1):
+    """The error of training steps of one kind behind good ones, and the sum of the parameters."""
+    ddp = DistributedDataParallel(_WithLoss(), bucket_cap_mb=BUCKET_MB)
     state = weir.attach(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     words = ""
     try:
         for step in range(2):
+            optimizer.zero_grad()
             ddp(batch(step, rank)).square().sum().backward()
             optimizer.step()
-        _reduces_nothing((ddp, state), kind, batch(3, rank))
-        if kind != "closed":
-            for step in range(2):
-                ddp(batch(step, rank)).square().sum().backward()
-                optimizer.step()
+        for step in range(2, 2 + steps):
+            optimizer.zero_grad()
+            _one_step(ddp, state, kind, batch(step, rank))
+            optimizer.step()
     except weir.WeirError as error:
         words = str(error)
     state.close()
     return words
+
+
+def updates_by_hand(rank, world, kind):
+    """The error of the first forward pass after an update without an optimiser of PyTorch."""
+    ddp = DistributedDataParallel(_WithLoss())
+    state = weir.attach(ddp)
+    _one_step(ddp, state, kind, batch(0, rank))
+    _update_by_hand(ddp) if kind != "module called" else torch._foreach_add_(
+        [p.detach() for p in ddp.parameters()], 0.01)
+    try:
+        ddp(batch(1, rank))
+        return ""
+    except weir.WeirError as error:
+        return str(error)
+    finally:
+        state.close()
+
+
+def adversaries(rank, world, attaches):
+    """Parameters of a generator and a discriminator, whose loss goes through the other's module."""
+    generator = DistributedDataParallel(make_model())
+    discriminator = DistributedDataParallel(torch.nn.Linear(1, 1))
+    states = [weir.attach(model) for model in (generator, discriminator)] if attaches else []
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
+    of_discriminator = torch.optim.Adam(discriminator.parameters(), lr=0.01)
+    for step in range(3):
+        made = generator(batch(step, rank))
+        of_generator.zero_grad()
+        discriminator.module(made).sum().backward()
+        of_generator.step()
+        of_discriminator.zero_grad()
+        discriminator(made.detach()).square().sum().backward()
+        of_discriminator.step()
+    for state in states:
+        state.close()
+    return [p.detach().tolist() for p in (*generator.parameters(), *discriminator.parameters())]
 
 
 def copies(rank, world):
@@ -91,10 +174,12 @@ def compiled_autograd(rank, world, reducer):
     torch._dynamo.config.optimize_ddp = reducer
     ddp = DistributedDataParallel(make_model())
     state = weir.attach(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     try:
         for step in range(2):
             with enable(torch.compile(backend="eager")):
                 ddp(batch(step, rank)).square().sum().backward()
+            optimizer.step()
     except Exception as error:
         return str(error)
     finally:
@@ -120,22 +205,39 @@ def local_gradients_at_the_optimizer(rank, world):
 
 class UnreducedTest(unittest.TestCase):
 
-    def test_gradients_that_no_hook_was_called_for_are_an_error(self):
-        for words, _ in ranks.run(2, gradients_that_stay_local, "module called"):
-            self.assertIn("none were reduced over the ranks", words)
-            self.assertIn("not the module inside it", words)
+    def test_steps_with_gradients_that_no_hook_was_called_for_are_an_error(self):
+        for kind in ("module called", "method of the module", "module called after no_sync", "method after no_sync"):
+            for words, _ in ranks.run(2, gradients_that_stay_local, kind):
+                self.assertIn("not reduced over the ranks", words, kind)
+                self.assertIn("not the module inside it", words, kind)
+                self.assertIn("'net.", words, kind)
 
-    def test_no_sync_of_an_earlier_pass_excuses_nothing(self):
-        for words, _ in ranks.run(2, gradients_that_stay_local, "module called after no_sync"):
-            self.assertIn("none were reduced over the ranks", words)
+    def test_steps_with_gradients_that_may_be_meant_are_one_warning(self):
+        for kind, said in (("no_sync alone", "under no_sync() alone"), ("method after", "after they were reduced")):
+            for words, errors in ranks.run(2, gradients_that_stay_local, kind, 3):
+                self.assertEqual(words, "", kind)
+                self.assertEqual(errors.count(said), 1, errors)
+
+    def test_updates_by_hand_are_noticed_at_the_next_forward_pass(self):
+        for words, _ in ranks.run(2, updates_by_hand, "module called"):
+            self.assertIn("not reduced over the ranks", words)
+        for words, _ in ranks.run(2, updates_by_hand, "module called before"):
+            self.assertEqual(words, "")
+
+    def test_a_loss_through_a_model_of_another_optimizer_is_no_error(self):
+        expected = ranks.run(2, adversaries, False)
+        for (found, _), (plain, _) in zip(ranks.run(2, adversaries, True), expected):
+            self.assertLess(difference(*([torch.tensor(p) for p in model] for model in (found, plain))), 1e-6)
 
     def test_copies_of_a_model_are_not_attached(self):
         self.assertEqual([made for made, _ in ranks.run(2, copies)], [3, 3])
 
     def test_gradients_that_are_meant_to_stay_local_are_no_error(self):
-        for kind in ("no_sync", "module under no_sync", "evaluation", "autograd.grad", "several forwards", "closed"):
-            for words, _ in ranks.run(2, gradients_that_stay_local, kind):
+        for kind in ("no_sync", "module under no_sync", "module called before", "penalty before", "evaluation",
+                     "autograd.grad", "several forwards", "zeroed", "zeroed to None", "closed"):
+            for words, errors in ranks.run(2, gradients_that_stay_local, kind, 2):
                 self.assertEqual(words, "", kind)
+                self.assertNotIn("optimiser steps", errors, kind)
 
     @unittest.skipUnless(importlib.util.find_spec("torch._dynamo"),
                          "this torch has no compiled autograd")
@@ -144,11 +246,9 @@ class UnreducedTest(unittest.TestCase):
             for words, _ in ranks.run(2, compiled_autograd, reducer):
                 self.assertRegex(words.lower(), "compiled autograd", reducer)
 
-    @unittest.skipUnless(hasattr(optimizers, "register_optimizer_step_pre_hook"),
-                         "this torch has no hook before optimiser steps")
     def test_gradients_that_no_hook_was_called_for_are_not_applied(self):
         for (words, changed), _ in ranks.run(2, local_gradients_at_the_optimizer):
-            self.assertIn("none were reduced over the ranks", words)
+            self.assertIn("not reduced over the ranks", words)
             self.assertEqual(changed, 0.0)
 
 
