@@ -35,8 +35,8 @@ def warn(text):
     print(f"weir: {text}", file=sys.stderr, flush=True)
 
 
-def _refuse(message, rank):
-    return WeirError(message, _lib.PEER_UNAVAILABLE, rank)
+def _refuse(message, rank, status=_lib.PEER_UNAVAILABLE):
+    return WeirError(message, status, rank)
 
 
 class _Candidates:
@@ -67,7 +67,7 @@ class _Candidates:
             if not self.addresses:
                 what = "has only link-local addresses" if name in names else "is not there or down"
                 raise _refuse(f"{self.said}: interface {name} {what}; expected one of "
-                              f"{', '.join(names)}", rank)
+                              f"{', '.join(names)}", rank, _lib.INVALID_ARGUMENT)
         else:
             self.addresses = [a for a in own if not a.loopback and not a.link_local]
 
@@ -75,7 +75,8 @@ class _Candidates:
         try:
             found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
         except OSError as error:
-            raise _refuse(f"{self.said}: cannot resolve '{host}': {error.strerror}", rank) from None
+            raise _refuse(f"{self.said}: cannot resolve '{host}': {error.strerror}", rank,
+                          _lib.INVALID_ARGUMENT) from None
         # All of 127/8 is this host's, whatever the interface lists.
         local = [a for a in own if a.host in found] + [
             interfaces.Address(h, "lo", True, False) for h in sorted(found)
@@ -83,7 +84,8 @@ class _Candidates:
         if not local:
             raise _refuse(f"{self.said}: {', '.join(sorted(found))} is not an address of this host, "
                           "which has " + ", ".join(f"{a.host} ({a.interface})" for a in own) +
-                          ". Behind a NAT, give the host's own address and forward the port", rank)
+                          ". Behind a NAT, give the host's own address and forward the port", rank,
+                          _lib.INVALID_ARGUMENT)
         return local
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weir.attach, which finds the hooks for whatever wraps a model."""
-from typing import Optional, Protocol, Sequence
+from typing import Any, Dict, Optional, Protocol, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from weir import _lib
 from weir import ddp
 from weir import fsdp
+from weir import keys
 from weir._lib import WeirError
+from weir.steps import attached
 
 
 class Scaler(Protocol):
@@ -22,6 +24,54 @@ class Scaler(Protocol):
 def _is_wrapped(model: torch.nn.Module) -> bool:
     return (isinstance(model, DistributedDataParallel) or fsdp.is_fsdp1(model)
             or fsdp.is_fsdp2(model))
+
+
+_KINDS = {
+    **dict.fromkeys(("job", "agent", "agent_token", "plan_file", "listen", "transport"), (str, "a str")),
+    **dict.fromkeys(("rank", "world", "encode_workers", "compare_every_steps"), (int, "an int")),
+    **dict.fromkeys(("compare_parameters", "encrypt", "unauthenticated"), (bool, "a bool")),
+    "operation_timeout_s": ((int, float), "a number of seconds"),
+    "job_key": (bytes, f"{keys.KEY_BYTES} bytes"),
+    "optimizer": (torch.optim.Optimizer, "a torch.optim.Optimizer"),
+}
+
+
+def _check_kinds(options: Dict[str, Any]) -> None:
+    """Raises InvalidArgument for an option of a type that it cannot have."""
+    def refuse(name, expected):
+        raise WeirError(f"weir.attach({name}=...): expected {expected}, found "
+                        f"{type(options[name]).__name__}", _lib.INVALID_ARGUMENT)
+    for name, (kind, expected) in _KINDS.items():
+        value = options[name]
+        is_flag = isinstance(value, bool) and kind is not bool  # which is an int, too
+        if value is not None and (is_flag or not isinstance(value, kind)):
+            refuse(name, expected)
+    peers = options["peers"]
+    if peers is not None and (isinstance(peers, (str, bytes))
+                              or not all(isinstance(p, str) for p in peers)):
+        refuse("peers", "a list with a str for each rank")
+    if options["scaler"] is not None and not hasattr(options["scaler"], "get_scale"):
+        refuse("scaler", "an object with get_scale()")
+
+
+def _refuse(text: str) -> None:
+    raise WeirError(text, _lib.INVALID_ARGUMENT)
+
+
+def _check_model(model: torch.nn.Module) -> None:
+    """Raises a WeirError for a wrapper of a kind that hides another one, or that Weir has."""
+    if isinstance(getattr(model, "_orig_mod", None), torch.nn.Module):
+        _refuse("found the result of torch.compile: attach before torch.compile, as in "
+                "weir.attach(model); compiled = torch.compile(model)")
+    if any(".replicate" in kind.__module__ or "_replicate" in kind.__module__
+           for kind in type(model).__mro__):
+        _refuse("weir.attach takes no model of replicate(): wrap it in DistributedDataParallel, "
+                "which does the same")
+    module = getattr(model, "module", model)
+    if any(state._module() is module for state in attached):
+        raise WeirError("weir.attach was called for this model before (with `weir run --auto`, at "
+                        "its first training step): call it once, and close() ends it for good",
+                        _lib.FAILED_PRECONDITION)
 
 
 def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[int] = None,
@@ -75,10 +125,13 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
 
     Returns the state, for FSDP an FSDPState. Steps begin at the forward pass, so that Weir can tell
     computing from waiting; with register_comm_hook alone, a step begins at its first bucket.
-    InvalidArgument: the model is none of these; the message says what to do. Other WeirErrors:
-    the ranks did not find each other within 60 s.
+    InvalidArgument: the model is none of these, an option or a variable has a wrong value, or the
+    ranks attach different models; the message says what to do. FailedPrecondition: the model has a
+    hook. Other WeirErrors: the ranks did not find each other within 60 s.
     """
     options = {name: value for name, value in locals().items() if name != "model"}
+    _check_kinds(options)
+    _check_model(model)
     if isinstance(model, DistributedDataParallel):
         if _is_wrapped(model.module):
             raise WeirError("the module inside DistributedDataParallel is wrapped, too, and would "

@@ -28,7 +28,6 @@ then they are applied at the rate of the step that they come from.
 """
 import contextlib
 import itertools
-import os
 import sys
 import zlib
 from typing import Any, Dict, Optional
@@ -41,6 +40,7 @@ from weir import addresses
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.environment import read
 from weir.framework import group_of
 from weir.local import LocalSteps, Sync, call_after_steps, check
 from weir.meeting import Meeting
@@ -182,11 +182,8 @@ class DDPState(Steps):
                  transport=None, scaler=None, encode_workers=None, join=None, job_key=None,
                  encrypt=None, unauthenticated=None, process_group=None,
                  compare_every_steps=None, compare_parameters=None, optimizer=None):
-        environment = os.environ.get
         module = getattr(model, "module", model)
-        if compare_parameters is None:
-            compare_parameters = environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0")
-        super().__init__(module, scaler, compare_parameters)
+        super().__init__(module, scaler)
         # Names are looked up by identity; the parameters live as long as these tables.
         self._by_name = dict(module.named_parameters())
         self._names = {id(p): name for name, p in self._by_name.items()}
@@ -196,18 +193,14 @@ class DDPState(Steps):
         self._store: Any = None  # in which the ranks meet
         self._followed = 0  # the version of the plan whose `sync` counts
         self._keeps_gradients = False
-        peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
+        peers = peers or [p for p in read("WEIR_PEERS", default="").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
         numbered = rank is not None or world is not None
         self.rank = dist.get_rank(group) if rank is None else rank
         self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
-        timeout_s = operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0"))
-        if not (join or peers or numbered):
-            self._framework = self._framework_of(group, list(module.parameters()),
-                                                 timeout_s or TIMEOUT_S)
-        agent = environment("WEIR_AGENT") if agent is None else agent
-        plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
-        job = job or environment("WEIR_JOB") or environment("TORCHELASTIC_RUN_ID") or "training"
+        agent = read("WEIR_AGENT") if agent is None else agent
+        plan_file = read("WEIR_PLAN_FILE") if plan_file is None else plan_file
+        job = job or read("WEIR_JOB") or read("TORCHELASTIC_RUN_ID") or "training"
         if peers and len(peers) != self.world:
             raise WeirError(f"{len(peers)} peers for a world of {self.world}",
                             _lib.INVALID_ARGUMENT, self.rank)
@@ -218,23 +211,30 @@ class DDPState(Steps):
             if self.world < dist.get_world_size():
                 job += f".{place}"
         meeting = None if join or peers else self._meeting(place)
-        with meeting or contextlib.nullcontext():
-            listen = listen or environment("WEIR_LISTEN")
+        with meeting or contextlib.nullcontext():  # lets the others know of settings that are wrong
+            if compare_parameters is None:
+                compare_parameters = read("WEIR_COMPARE_PARAMETERS", bool, False, self.rank)
+            self._compare_parameters = compare_parameters
+            timeout_s = operation_timeout_s or read("WEIR_TIMEOUT_S", float, 0.0, self.rank)
+            if not (join or peers or numbered):
+                self._framework = self._framework_of(group, list(module.parameters()),
+                                                     timeout_s or TIMEOUT_S)
+            listen = listen or read("WEIR_LISTEN")
             if peers:
                 listen = listen or peers[self.rank]
             elif join:
                 listen = addresses.alone(listen, self.rank)
             options = dict(
                 listen=listen, agent=agent or None,
-                agent_token=agent_token or environment("WEIR_AGENT_TOKEN"),
-                plan_file=plan_file or None, transport=transport or environment("WEIR_TRANSPORT"),
+                agent_token=agent_token or read("WEIR_AGENT_TOKEN"),
+                plan_file=plan_file or None, transport=transport or read("WEIR_TRANSPORT"),
                 operation_timeout_s=timeout_s,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
-                encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
+                encode_workers=encode_workers or read("WEIR_ENCODE_WORKERS", int, 0, self.rank),
                 compare_every_steps=(compare_every_steps
-                                     or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
+                                     or read("WEIR_COMPARE_EVERY_STEPS", int, 0, self.rank)),
                 device=device_of(list(module.parameters())), local_steps=optimizer is not None,
-                labels=environment("WEIR_LABELS"),
+                labels=read("WEIR_LABELS"),
                 caller_sums=self._framework is not None,
                 **keys.settings(job_key, encrypt, unauthenticated))
             if join:
@@ -442,6 +442,10 @@ class DDPState(Steps):
         A new DDP model continues exactly as the saved one would have, unless it was saved after its
         very first step, when DDP had not rebuilt its buckets.
         """
+        if not isinstance(state, dict) or "residuals" not in state:
+            raise WeirError("load_state_dict() expected what state_dict() returned, found "
+                            + ("a dictionary without 'residuals'" if isinstance(state, dict)
+                               else type(state).__name__), _lib.INVALID_ARGUMENT, self.rank)
         super().load_state_dict(state)
         self._restored = RestoredBuckets(state["buckets"]) if state.get("buckets") else None
         if self._local is not None:
@@ -524,6 +528,13 @@ def attach_ddp(ddp_model, options):
 
 def _register(ddp_model, state):
     """Registers the hook, and lets steps begin at the forward pass."""
-    ddp_model.register_comm_hook(state, ddp_hook)
+    try:
+        ddp_model.register_comm_hook(state, ddp_hook)
+    except RuntimeError as error:
+        if "once" not in str(error):
+            raise
+        raise WeirError("DistributedDataParallel takes one communication hook, and this model has one: "
+                        "leave register_comm_hook() out, or weir.attach", _lib.FAILED_PRECONDITION,
+                        state.rank) from None
     state.watch(ddp_model)
     begin_with_forward(ddp_model, state)

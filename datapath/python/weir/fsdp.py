@@ -290,7 +290,9 @@ def _mesh_of(model):
     """The mesh over which fully_shard() shards the model, which must have one dimension."""
     meshes = {p.device_mesh for p in model.parameters() if _is_sharded(p)}
     if len(meshes) != 1:
-        _refuse(f"weir.attach takes fully_shard() over one mesh, found {len(meshes)}")
+        _refuse(f"weir.attach takes fully_shard() over one mesh, found {len(meshes)} (tensor "
+                "parallelism has a mesh of its own): leave this model to PyTorch, or to the "
+                "process group 'weir', which does not compress")
     mesh = meshes.pop()
     if mesh.ndim != 1:
         _refuse("fully_shard() over a mesh of several dimensions reduces over all of them itself. "

@@ -13,6 +13,7 @@ import secrets
 import stat
 
 from weir import _lib
+from weir import environment
 from weir._lib import WeirError
 
 KEY_BYTES = 32
@@ -45,14 +46,14 @@ def read_file(path):
 
 
 def _flag(value, name):
-    return bool(int(os.environ.get(name, "0"))) if value is None else bool(value)
+    return environment.read(name, bool, False) if value is None else bool(value)
 
 
 def settings(job_key=None, encrypt=None, unauthenticated=None):
     """Combines the caller's arguments and the environment to a dictionary of options of Session and
     Communicator. If job_key is None and unauthenticated is not set, a store may provide the key."""
     unauthenticated = _flag(unauthenticated, "WEIR_UNAUTHENTICATED")
-    path = os.environ.get("WEIR_JOB_KEY_FILE")
+    path = environment.read("WEIR_JOB_KEY_FILE")
     if job_key is None and path and not unauthenticated:
         job_key = read_file(path)
     return dict(job_key=job_key, encrypt=_flag(encrypt, "WEIR_ENCRYPT"),

@@ -27,15 +27,12 @@ _OF_EACH_RANK = ("entry", "votes", "address")
 _FAILED = b"\0"  # how a failure begins; no other word does
 
 
-class _Told(RankLost):
-    """Another rank has said that it cannot start."""
-
-
 class Meeting:
     """A store of one start of `world` ranks. All must use the same `prefix`, which was never used."""
 
     def __init__(self, store, prefix, rank, world):
         self.store, self.prefix, self.rank, self.world = store, prefix, rank, world
+        self._told = None  # the error of another rank that cannot start
 
     def set(self, name, text):
         """Writes a word: "job" and "key" are of rank 0, "entry/R", "votes/R" and "address/R" of rank R."""
@@ -45,7 +42,8 @@ class Meeting:
         """Returns a word as bytes; waits for it. RankLost: a rank cannot start; the message says why."""
         word = self.store.get(f"{self.prefix}/{name}")
         if word.startswith(_FAILED):
-            raise _Told(word[len(_FAILED):].decode(), _lib.PEER_UNAVAILABLE, self.rank)
+            self._told = RankLost(word[len(_FAILED):].decode(), _lib.PEER_UNAVAILABLE, self.rank)
+            raise self._told
         return word
 
     def get_all(self, kind):
@@ -87,7 +85,7 @@ class Meeting:
         if error is None:
             return
         with contextlib.suppress(RuntimeError):  # of a store that is gone
-            if not isinstance(error, _Told):
+            if error is not self._told:
                 self._tell(error)
             known = self.store.add(f"{self.prefix}/know", 1)
             end = time.monotonic() + LINGER_S

@@ -46,6 +46,12 @@ _DTYPES = {
 }
 
 
+def _name_of(op: Any) -> str:
+    """The name of a reduce operation, which older versions of torch do not print."""
+    names = (name for name in dir(dist.ReduceOp) if name.isupper())
+    return next((name for name in names if getattr(dist.ReduceOp, name) == op), str(op))
+
+
 def _reduction(op: Any, dtype: torch.dtype) -> Tuple[int, int]:
     """Converts torch's (dtype, reduction) to libweir's."""
     names = {dist.ReduceOp.SUM: _lib.SUM, dist.ReduceOp.PRODUCT: _lib.PRODUCT,
@@ -53,7 +59,8 @@ def _reduction(op: Any, dtype: torch.dtype) -> Tuple[int, int]:
              dist.ReduceOp.AVG: _lib.AVERAGE}
     found = next((value for name, value in names.items() if op == name), None)
     if found is None:
-        raise ValueError(f"weir: reduce operation {op}: expected SUM, PRODUCT, MIN, MAX or AVG")
+        raise ValueError(f"weir: reduce operation {_name_of(op)}: expected SUM, PRODUCT, MIN, MAX or AVG; "
+                         "gather the tensors and combine them, or use a group of another backend")
     if dtype == torch.bool:  # sums are "or", products "and", as in torch
         return _lib.UINT8, {_lib.SUM: _lib.MAX, _lib.PRODUCT: _lib.MIN}.get(found, found)
     if dtype not in _DTYPES:

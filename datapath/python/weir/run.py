@@ -155,6 +155,9 @@ class ControlPlane:
         options = self._options
         if options.controller:
             return
+        if options.policy and not os.path.isdir(options.policy):
+            raise RunError(f"--policy {options.policy}: expected a directory, found "
+                           f"{'a file' if os.path.exists(options.policy) else 'nothing'}")
         more = ["--policy", options.policy] if options.policy else []
         listen = self.controller
         if options.rendezvous:

@@ -127,7 +127,7 @@ class DDPWatch(Watch):
             if watch is not None:
                 watch._before_accumulation(key)
         with torch.enable_grad():
-            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
         if hasattr(node, "register_prehook"):
             node.register_prehook(before)
             self._nodes.append(node)

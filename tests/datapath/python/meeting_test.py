@@ -84,7 +84,7 @@ class MeetingTest(unittest.TestCase):
                 self.expect(how, no_key_file, ["/nonexistent/key", "No such file"], failing)
 
     def test_other_errors_before_the_addresses(self):
-        self.expect("attach", bad_number, ["invalid literal", "many"])
+        self.expect("attach", bad_number, ["WEIR_ENCODE_WORKERS", "'many'"])
         self.expect("attach", unknown_transport, ["pigeon"])
         self.expect("attach", no_library, ["no libweir.so"])
         self.expect("attach", another_job, ["'another'", "'training'", "WEIR_JOB"])

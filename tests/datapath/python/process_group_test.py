@@ -71,13 +71,13 @@ def _reductions(rank, world):
         dist.reduce(reference, root)
         if rank == root:
             _expect_equal(own, reference, f"reduce to {root}")
-    for bad in (dist.ReduceOp.BAND,):
+    for bad, name in ((dist.ReduceOp.BAND, "BAND"), (dist.ReduceOp.BXOR, "BXOR")):
         try:
             dist.all_reduce(torch.ones(2, dtype=torch.int32), bad, group=group)
         except ValueError as error:
-            assert "expected SUM" in str(error), error
+            assert f"{name}: expected SUM" in str(error), error
         else:
-            raise AssertionError(f"{bad} was taken")
+            raise AssertionError(f"{name} was taken")
 
 
 def _gathers(rank, world):

@@ -338,6 +338,12 @@ class RunTest(unittest.TestCase):
         self.assertIn("page at the controller", also_said)
         self.assertRegex(said, r"job training: \d+ steps on 2 ranks; [1-9]\d* decisions")
 
+    def test_a_directory_of_policies_that_is_not_there_is_named(self):
+        for path, found in (("/nonexistent", "nothing"), (__file__, "a file")):
+            status, output = self.finish(self.start_command(["true"], ["--policy", path]))
+            self.assertEqual(status, 1, output)
+            self.assertIn(f"--policy {path}: expected a directory, found {found}", output)
+
     def test_missing_program_is_named(self):
         status, output = self.finish(self.start_command(["no-such-program"]))
         self.assertEqual(status, 1, output)
