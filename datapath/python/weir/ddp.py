@@ -34,9 +34,11 @@ from typing import Any, Dict, Optional
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from weir import _lib
 from weir import addresses
+from weir import fingerprint
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
@@ -242,7 +244,8 @@ class DDPState(Steps):
             elif peers:
                 self.session = _connected(Session(job, self.rank, self.world, **options), peers)
             else:
-                self.session = self._meet(job, options, meeting)
+                self.session = self._meet(job, options, meeting, fingerprint.of(
+                    module, whole=isinstance(model, DistributedDataParallel)))
         self.rank, self.world = self.session.rank, self.session.world
         if optimizer is not None:
             self._local = LocalSteps(self._by_name, optimizer, self._all_ranks, self.rank)
@@ -261,8 +264,11 @@ class DDPState(Steps):
         self._agreement = Agreement(store, f"weir/{place}/{count}")
         return Meeting(store, f"weir/{place}/{count}", self.rank, self.world)
 
-    def _meet(self, job, options, meeting):
-        """Returns a session that is connected to the other ranks of the meeting."""
+    def _meet(self, job, options, meeting, model):
+        """Returns a session that is connected to the other ranks of the meeting.
+
+        model: a weir.fingerprint, which all must have in common.
+        """
         if self.rank == 0:
             meeting.set("job", _not_taken(job))
         common = meeting.get("job").decode()
@@ -276,8 +282,10 @@ class DDPState(Steps):
             probes=not (options["transport"] or "").startswith("verbs"))
         session = Session(common, self.rank, self.world, **options)
         try:
-            meeting.set(f"address/{self.rank}", session.address)
-            meeting.connect(session, meeting.get_all("address"))
+            meeting.set(f"address/{self.rank}", f"{session.address} {model}")
+            words = [word.rpartition(" ") for word in meeting.get_all("address")]
+            fingerprint.check([text for *_, text in words], self.rank)
+            meeting.connect(session, [address for address, *_ in words])
             return session
         except BaseException:
             session.close()

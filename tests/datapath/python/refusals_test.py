@@ -83,6 +83,28 @@ def other_wrappers(rank, world):
     return found + [refused(lambda: weir.attach(model))]
 
 
+def make_pair(rank, how):
+    first, second = (DistributedDataParallel(make_model()) for _ in range(2))
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(1.5)
+    if how == "one is larger":
+        second = DistributedDataParallel(torch.nn.Linear(3, 1))
+    if how == "other shapes":
+        second = DistributedDataParallel(torch.nn.Sequential(make_model()))
+    return (second, first) if rank == 1 and how != "in order" else (first, second)
+
+
+def order(rank, world, how):
+    """Two models, which rank 1 attaches in another order."""
+    models = make_pair(rank, how)
+    states = []
+    words = refused(lambda: states.extend(weir.attach(model) for model in models))
+    for state in states:
+        state.close()
+    return words
+
+
 class RefusalsTest(unittest.TestCase):
 
     def test_a_variable_with_a_wrong_value_is_named_to_all_ranks(self):
@@ -120,6 +142,17 @@ class RefusalsTest(unittest.TestCase):
         self.assertIn("attach before torch.compile", compiled[1])
         for _, words in replicated:
             self.assertIn("DistributedDataParallel", words)
+
+    def test_models_that_ranks_attach_in_unlike_order_are_refused(self):
+        for how, words in (("same shapes", "other values"), ("other shapes", "other names, types or shapes"),
+                           ("one is larger", "2 parameters")):
+            for (kind, found), _ in ranks.run(2, order, how):
+                # A rank may hear of it by the other one first.
+                self.assertIn(kind, ("InvalidArgument", "RankLost"), found)
+                self.assertIn("rank 1 has one with", found)
+                self.assertIn(words, found, how)
+        for (kind, found), _ in ranks.run(2, order, "in order"):
+            self.assertEqual(kind, "", found)
 
 
 if __name__ == "__main__":
