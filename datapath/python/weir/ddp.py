@@ -27,6 +27,7 @@ them. Where that matters, call state.scale_state(old_rate / new_rate) after each
 then they are applied at the rate of the step that they come from.
 """
 import contextlib
+import functools
 import itertools
 import sys
 import zlib
@@ -195,6 +196,7 @@ class DDPState(Steps):
         self._store: Any = None  # in which the ranks meet
         self._followed = 0  # the version of the plan whose `sync` counts
         self._keeps_gradients = False
+        self._successor: Any = None  # a function of a bucket; see leave_to()
         peers = peers or [p for p in read("WEIR_PEERS", default="").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
         numbered = rank is not None or world is not None
@@ -299,7 +301,7 @@ class DDPState(Steps):
 
     def before_forward(self, module, unused_inputs):
         """See Steps."""
-        if module.training and torch.is_grad_enabled():
+        if module.training and torch.is_grad_enabled() and self._successor is None:
             self.synchronise()  # where the optimiser made no step, as a loss scaler may say
             self.begin_step()
 
@@ -401,6 +403,14 @@ class DDPState(Steps):
                 self._restored = None
         return future
 
+    def leave_to(self, hook_state, hook):
+        """Leaves the model, whose hook DDP cannot replace, to another hook from the next pass on.
+
+        To be called between steps, on all ranks. The state can no longer be used.
+        """
+        self._successor = functools.partial(hook, hook_state)
+        self.close()
+
     def _end_last_pass(self):
         if self._pending and not self._in_backward:
             self._finish_step()  # there was no end of a backward pass to do it
@@ -489,7 +499,7 @@ def ddp_hook(state, bucket):
         raise WeirError("DistributedDataParallel's Python reducer (optimize_ddp='python_reducer', "
                         "for compiled autograd) has no buckets: leave compiled autograd off",
                         _lib.FAILED_PRECONDITION, state.rank)
-    return state.all_reduce(bucket)
+    return state.all_reduce(bucket) if state._successor is None else state._successor(bucket)
 
 
 def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=5.0,

@@ -58,6 +58,22 @@ def own_hook(ddp):
     return model
 
 
+def own_hook_after_a_step(ddp):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    model = train(ddp(torch.nn.Linear(4, 1, bias=False)), torch.ones(1, 4))
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return model
+
+
+def builtin_hook_after_a_step(ddp):
+    model = train(ddp(torch.nn.Linear(4, 1, bias=False)), torch.ones(1, 4))
+    try:
+        model._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.ALLREDUCE)
+    except RuntimeError as error:
+        print(f"{type(error).__name__}: {error}")
+    return model
+
+
 def builtin_hook(ddp):
     model = ddp(torch.nn.Linear(4, 1, bias=False))
     model._register_builtin_comm_hook(torch.distributed.BuiltinCommHookType.ALLREDUCE)
@@ -112,6 +128,8 @@ def offered():
              float64: (False, "'module.weight' is of torch.float64"),
              own_hook: (False, "the script has registered a hook"),
              builtin_hook: (False, ""),  # the same is said once
+             own_hook_after_a_step: (False, "the hook that the script has registered"),
+             builtin_hook_after_a_step: (True, ""),
              attached_by_the_script: (True, ""), copied: (True, "")}
     if hasattr(torch, "compile"):
         cases[compiled] = (True, "")
@@ -194,6 +212,8 @@ class AutoTest(unittest.TestCase):
                 self.assertIn(words, first[name]["said"])
                 self.assertEqual(first[name]["said"].count("--auto leaves a model"), 1 if words else 0, first)
                 self.assertNotIn("--auto leaves", second[name]["said"])
+        for found in by_rank:
+            self.assertIn("FailedPrecondition: weir: ", found["builtin_hook_after_a_step"]["said"])
 
 
 if __name__ == "__main__":

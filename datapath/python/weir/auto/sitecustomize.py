@@ -4,7 +4,8 @@
 Python imports this module at its start. It waits for the modules that define the wrappers to be imported, and
 lets these wrappers call weir.attach() at the first forward pass of training. By then the outermost of several
 nested wrappers is known, and whether the script has registered a hook of its own: such a model is left
-alone, and so is one that Weir cannot take, which rank 0 says once. A sitecustomize further along the path,
+alone, and so is one that Weir cannot take, which rank 0 says once. A hook that the script registers on DDP
+later takes over from Weir. A sitecustomize further along the path,
 which this one hides, runs as well.
 """
 import functools
@@ -17,6 +18,7 @@ import sys
 import weakref
 
 _waiting: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # wrapped models that were not trained yet
+_attached: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # states by model
 _with_own_hook: "weakref.WeakSet" = weakref.WeakSet()
 
 
@@ -65,12 +67,28 @@ def _attach(model):
     why = _unsuitable(model)
     if why is None:
         try:
-            weir.attach(model).before_forward(model, ())
+            state = weir.attach(model)
+            _attached[model] = state
+            state.before_forward(model, ())
             return
         except fsdp.Unsuitable as error:
             why = error.message
     if dist.get_rank() == 0:
         ddp.say_once(why, f"--auto leaves a model in {type(model).__name__} to PyTorch: {why}")
+
+
+def _hand_over(model, register, arguments, options):
+    """Leaves a model that is attached to the hook that register(model, ...) would register."""
+    from weir import ddp
+    from weir._lib import FailedPrecondition, FAILED_PRECONDITION
+    state = _attached.pop(model)
+    if register.__name__ != "register_comm_hook" or not hasattr(model, "require_backward_grad_sync"):
+        raise FailedPrecondition(f"{register.__name__}(): `weir run --auto` has set Weir's hook on this "
+                                 "model at its first training step: call it before that, or run without "
+                                 "--auto", FAILED_PRECONDITION, state.rank)
+    state.leave_to(*inspect.signature(register).bind(model, *arguments, **options).args[1:])
+    if state.rank == 0:
+        ddp.say_once("handed over", "--auto leaves a model to the hook that the script has registered")
 
 
 def _follow_hooks(wrapper, *names):
@@ -82,6 +100,8 @@ def _follow_hooks(wrapper, *names):
                 _stop_waiting(self)  # the script has called weir.attach()
             else:
                 _with_own_hook.add(self)
+                if self in _attached:
+                    return _hand_over(self, register, arguments, options)
             return register(self, *arguments, **options)
         return registering
     for name in filter(functools.partial(hasattr, wrapper), names):
