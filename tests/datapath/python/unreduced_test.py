@@ -93,8 +93,13 @@ def _one_step(ddp, state, kind, inputs):
         ddp.module(inputs).square().sum().backward()
 
 
-def gradients_that_stay_local(rank, world, kind, steps=1):
-    """The error of training steps of one kind behind good ones, and the sum of the parameters."""
+def gradients_that_stay_local(rank, world, kinds, steps=1):
+    """The errors of training steps of some kinds."""
+    return {kind: error_of(rank, kind, steps) for kind in kinds}
+
+
+def error_of(rank, kind, steps):
+    """The error of training steps of one kind behind good ones."""
     ddp = DistributedDataParallel(_WithLoss(), bucket_cap_mb=BUCKET_MB)
     state = weir.attach(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
@@ -206,16 +211,17 @@ def local_gradients_at_the_optimizer(rank, world):
 class UnreducedTest(unittest.TestCase):
 
     def test_steps_with_gradients_that_no_hook_was_called_for_are_an_error(self):
-        for kind in ("module called", "method of the module", "module called after no_sync", "method after no_sync"):
-            for words, _ in ranks.run(2, gradients_that_stay_local, kind):
+        kinds = ("module called", "method of the module", "module called after no_sync", "method after no_sync")
+        for found, _ in ranks.run(2, gradients_that_stay_local, kinds):
+            for kind, words in found.items():
                 self.assertIn("not reduced over the ranks", words, kind)
                 self.assertIn("not the module inside it", words, kind)
                 self.assertIn("'net.", words, kind)
 
     def test_steps_with_gradients_that_may_be_meant_are_one_warning(self):
-        for kind, said in (("no_sync alone", "under no_sync() alone"), ("method after", "after they were reduced")):
-            for words, errors in ranks.run(2, gradients_that_stay_local, kind, 3):
-                self.assertEqual(words, "", kind)
+        for found, errors in ranks.run(2, gradients_that_stay_local, ("no_sync alone", "method after"), 3):
+            self.assertEqual(set(found.values()), {""}, found)
+            for said in ("under no_sync() alone", "after they were reduced"):
                 self.assertEqual(errors.count(said), 1, errors)
 
     def test_updates_by_hand_are_noticed_at_the_next_forward_pass(self):
@@ -233,11 +239,12 @@ class UnreducedTest(unittest.TestCase):
         self.assertEqual([made for made, _ in ranks.run(2, copies)], [3, 3])
 
     def test_gradients_that_are_meant_to_stay_local_are_no_error(self):
-        for kind in ("no_sync", "module under no_sync", "module called before", "penalty before", "evaluation",
-                     "autograd.grad", "several forwards", "zeroed", "zeroed to None", "closed"):
-            for words, errors in ranks.run(2, gradients_that_stay_local, kind, 2):
-                self.assertEqual(words, "", kind)
-                self.assertNotIn("optimiser steps", errors, kind)
+        kinds = ("no_sync", "module under no_sync", "module called before", "penalty before", "evaluation",
+                 "autograd.grad", "several forwards", "zeroed", "zeroed to None", "closed")
+        for found, errors in ranks.run(2, gradients_that_stay_local, kinds, 2):
+            self.assertEqual(set(found.values()), {""}, found)
+            self.assertEqual(len(found), len(kinds))
+            self.assertNotIn("optimiser steps", errors)
 
     @unittest.skipUnless(importlib.util.find_spec("torch._dynamo"),
                          "this torch has no compiled autograd")
