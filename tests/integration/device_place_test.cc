@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "controller/model/job_model.h"
-#include "controller/service/explain.h"
-#include "controller/service/json.h"
-#include "controller/service/mapping.h"
+#include "controller/messages/explain.h"
+#include "controller/messages/json.h"
+#include "controller/messages/mapping.h"
 #include "controller/solver/solver.h"
 #include "datapath/agent_link/agent_protocol.h"
 #include "tests/datapath/session/devices/device_bucket.h"
