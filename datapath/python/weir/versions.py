@@ -12,6 +12,7 @@ import importlib
 import inspect
 import sys
 import types
+from typing import List
 
 import torch
 import torch.distributed as dist
@@ -137,18 +138,32 @@ def hide_from_compiler(module):
                 function = getattr(function, "__wrapped__", None)
 
 
-@functools.lru_cache(maxsize=None)
-def keeps_python_works():
-    """Whether C++ that keeps a work also keeps its Python object: it then wraps what it gets."""
-    class Probe(dist.ProcessGroup):
-        """Returns one work."""
-        work = WORK()
+# C++ takes the value of Python's future for an object, and that of TorchScript's for tensors.
+_AFTER = """
+def _after(ready: Future[Tensor], tensors: List[Tensor]) -> List[Tensor]:
+    wait(ready)
+    return tensors
 
-        def allreduce(self, tensors, opts=None):
-            return self.work
-    probe = Probe(0, 1)
-    return dist.ProcessGroup.allreduce(probe, [torch.zeros(1)],
-                                       _c10d.AllreduceOptions()) is not probe.work
+def after(ready: Future[Tensor], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return fork(_after, ready, tensors)
+"""
+
+
+@functools.lru_cache(maxsize=None)
+def _after():
+    unit = torch._C.CompilationUnit()
+    names = {"fork": torch.jit.fork, "wait": torch.jit.wait, "List": List, "Tensor": torch.Tensor,
+             "Future": torch.futures.Future}
+    unit.define(_AFTER, lambda name: names.get(name) or unit.find_function(name))
+    return unit.find_function("after"), unit
+
+
+def future_of_tensors(tensors, ready=None):
+    """A future whose value is a list of tensors also for C++. It completes after the future `ready`, on a
+    thread of PyTorch, and with its error; without `ready`, it is complete."""
+    if ready is None:
+        return torch._C.fork(lambda: list(tensors))
+    return _after()[0](ready, list(tensors))
 
 
 def backends_asked_for():

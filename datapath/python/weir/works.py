@@ -19,7 +19,8 @@ RETRIED_MAX = 16
 
 
 class Keeper:
-    """Keeps works alive for versions of torch whose C++ keeps a work but not its Python object.
+    """Keeps works alive for torch's C++, which may keep a work but not its Python object: before 2.14
+    every work that C++ asks for, and later one that Python hands to it, as DDP's join() does.
 
     Without that object, wait() in C++ is that of the base class, which never ends; and C++ may wait
     repeatedly, once for each tensor that a coalesced collective returns. So the last KEPT_MAX works
@@ -33,8 +34,6 @@ class Keeper:
         self._waited: "Deque[int]" = collections.deque(maxlen=RETRIED_MAX)
 
     def add(self, work: "Work") -> None:
-        if versions.keeps_python_works():
-            return
         with self._lock:
             self._works[id(work)] = work
             if len(self._works) > KEPT_MAX:
@@ -79,6 +78,21 @@ def _drop_results(works: "Dict[int, Work]", key: int) -> bool:
     if alone:
         works[key].drop_results()
     return alone
+
+
+def _names_of_caller() -> Sequence[str]:
+    """The names in the code that has called the caller of this function, directly or through C++."""
+    try:
+        return sys._getframe(2).f_code.co_names
+    except ValueError:  # a thread of C++
+        return ()
+
+
+def _are_tensors(results: Any, dtype: Optional[torch.dtype] = None) -> bool:
+    """Whether these are tensors in the host's memory, and of this type."""
+    return isinstance(results, list) and all(
+        isinstance(t, torch.Tensor) and t.device.type == "cpu" and dtype in (None, t.dtype)
+        for t in results)
 
 
 class Work(versions.WORK):
@@ -172,13 +186,26 @@ class Work(versions.WORK):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
-        """A torch.futures.Future of the results, completed by a thread of the group."""
+        """A torch.futures.Future of the results, completed by a thread of the group.
+
+        DDP's own hooks in C++ want tensors where a future of Python has an object. Where DDP compresses to
+        float16, and where the work has ended, they get them. (PyTorch's few threads run what is
+        attached to such a future. So callers in Python, which may wait there, get the other kind.)
+        """
+        from_python = "get_future" in _names_of_caller()
         with self._lock:
             if self._future is None:
-                done = self._new_future()
+                done, settled = self._new_future(), self._settled
                 # Waiters in C++ see an exception that then() raises, but none of set_exception.
                 self._future = done.then(lambda _: self._value())
-                self._complete(done)
+                if settled:  # C++ may ask at once for the value
+                    done.set_result(None)
+                    if self._error is None and _are_tensors(self._results):
+                        self._future = versions.future_of_tensors(self._results)
+                else:
+                    if not from_python and _are_tensors(self._results, torch.float16):
+                        self._future = versions.future_of_tensors(self._results, self._future)
+                    self._complete(done)
             return self._future
 
     getFuture = get_future
