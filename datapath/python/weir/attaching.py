@@ -125,9 +125,11 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
 
     Returns the state, for FSDP an FSDPState. Steps begin at the forward pass, so that Weir can tell
     computing from waiting; with register_comm_hook alone, a step begins at its first bucket.
-    InvalidArgument: the model is none of these, an option or a variable has a wrong value, or the
-    ranks attach different models; the message says what to do. FailedPrecondition: the model has a
-    hook. Other WeirErrors: the ranks did not find each other within 60 s.
+    InvalidArgument: the model is none of these, an option or a variable has a wrong value, the rank
+    is not in the world, `peers` are more or fewer than its ranks, or the ranks attach different
+    models. FailedPrecondition: the model has a hook. DeadlineExceeded: a rank did not call it within
+    the process group's timeout. The messages say what to do. Other WeirErrors: the ranks did not
+    connect within 60 s.
     """
     options = {name: value for name, value in locals().items() if name != "model"}
     _check_kinds(options)

@@ -165,6 +165,16 @@ def _connected(session, peers):
         raise
 
 
+def _check_place(rank, world, peers, named):
+    """Raises InvalidArgument unless `rank` is one of `world` ranks and `peers`, if any, lists them all."""
+    if peers and len(peers) != world:
+        raise WeirError(f"{named} lists {len(peers)} addresses, expected one of each of {world} ranks",
+                        _lib.INVALID_ARGUMENT, rank)
+    if not 0 <= rank < world:
+        raise WeirError(f"rank {rank}, expected one from 0 to {world - 1}, as the world has {world} "
+                        f"rank{'s' * (world != 1)}", _lib.INVALID_ARGUMENT, rank)
+
+
 class DDPState(Steps):
     """The state of the hook for one DistributedDataParallel model on one rank.
 
@@ -197,17 +207,18 @@ class DDPState(Steps):
         self._followed = 0  # the version of the plan whose `sync` counts
         self._keeps_gradients = False
         self._successor: Any = None  # a function of a bucket; see leave_to()
+        named = "peers" if peers else "WEIR_PEERS"
         peers = peers or [p for p in read("WEIR_PEERS", default="").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
         numbered = rank is not None or world is not None
         self.rank = dist.get_rank(group) if rank is None else rank
-        self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
+        if world is None and not (peers and numbered):
+            world = dist.get_world_size(group)
+        self.world = len(peers) if world is None else world
+        _check_place(self.rank, self.world, peers, named)
         agent = read("WEIR_AGENT") if agent is None else agent
         plan_file = read("WEIR_PLAN_FILE") if plan_file is None else plan_file
         job = job or read("WEIR_JOB") or read("TORCHELASTIC_RUN_ID") or "training"
-        if peers and len(peers) != self.world:
-            raise WeirError(f"{len(peers)} peers for a world of {self.world}",
-                            _lib.INVALID_ARGUMENT, self.rank)
         place = job  # where the ranks meet; ranks with different jobs must meet, too, to be told so
         if not (join or peers or numbered):
             members = ranks_of(group or dist.distributed_c10d._get_default_group())

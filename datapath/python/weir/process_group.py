@@ -145,7 +145,7 @@ class WeirProcessGroup(versions.ProcessGroup):
         # Later groups reuse the store, so keys are numbered: all ranks make groups in one order.
         generation = store.add(f"weir/made/{rank}", 1)
         try:
-            with Meeting(store, f"weir/{generation}", rank, world) as meeting:
+            with Meeting(store, f"weir/{generation}", rank, world, timeout_s) as meeting:
                 peers = self._listen(meeting, timeout_s)
                 meeting.connect(self._communicator, peers)
         except BaseException:

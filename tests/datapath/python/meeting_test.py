@@ -16,6 +16,7 @@ import ranks
 DEADLINE_S = 30.0
 TOLD_S = 2.0
 LATE_S = 4.0
+LIMIT_S = 3.0
 
 
 def start(rank, world, how, prepare, failing, late):
@@ -35,6 +36,37 @@ def start(rank, world, how, prepare, failing, late):
         return None, 0.0
     except Exception as error:
         return str(error), time.time() - float(store.get("begun"))
+
+
+def without(rank, world, how, absent):
+    """Starts Weir on all ranks but one; returns the error and how long it took."""
+    limit = datetime.timedelta(seconds=LIMIT_S)
+    store = dist.distributed_c10d._get_default_store()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    if rank == absent:
+        return None
+    begun = time.monotonic()
+    try:
+        if how == "attach":
+            store.set_timeout(limit)
+            weir.attach(model)
+        else:
+            weir.WeirProcessGroup(dist.PrefixStore("group", store), rank, world, limit)
+    except (weir.DeadlineExceeded, weir.RankLost) as error:  # the latter where another rank says it
+        return str(error), time.monotonic() - begun, type(error).__name__
+    return "no error", 0.0, ""
+
+
+def misplaced(rank, world, options, peers):
+    """The error of weir.attach with these options, and how long it took."""
+    os.environ["WEIR_PEERS"] = ",".join(peers)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    begun = time.monotonic()
+    try:
+        weir.attach(model, **options).close()
+    except weir.InvalidArgument as error:
+        return str(error), time.monotonic() - begun
+    return "no error", 0.0
 
 
 def no_key_file():
@@ -112,6 +144,33 @@ class MeetingTest(unittest.TestCase):
         for (failed, again), _ in ranks.run(2, twice, deadline_s=DEADLINE_S):
             self.assertIn("/nonexistent/key", failed)
             self.assertIsNone(again)
+
+    def test_a_rank_that_does_not_come_is_named(self):
+        for how, absent, world in (("attach", 1, 2), ("attach", 0, 3), ("group", 2, 3)):
+            results = ranks.run(world, without, how, absent, deadline_s=DEADLINE_S)
+            results = [result for result, _ in results[:absent] + results[absent + 1:]]
+            self.assertIn("DeadlineExceeded", [name for _, _, name in results])
+            for error, seconds, _ in results:
+                with self.subTest(how=how, absent=absent):
+                    self.assertIn(f"rank {absent} of {world} did not come within {LIMIT_S:g} s", error)
+                    self.assertLess(seconds, LIMIT_S + TOLD_S)
+
+    def test_a_rank_outside_of_the_world_is_refused_at_once(self):
+        for world, number in ((1, 5), (1, -1), (2, 2)):
+            for (error, seconds), _ in ranks.run(world, misplaced, {"rank": number}, [],
+                                                 deadline_s=DEADLINE_S):
+                self.assertIn(f"rank {number}, expected one from 0 to {world - 1}", error)
+                self.assertLess(seconds, TOLD_S)
+
+    def test_peers_that_are_not_the_world_are_refused_at_once(self):
+        peers = [f"127.0.0.1:{ranks.free_port()}" for _ in range(3)]
+        for count in (1, 3):
+            for options, environment, name in (({}, peers[:count], "WEIR_PEERS"),
+                                               ({"peers": peers[:count]}, [], "peers")):
+                for (error, seconds), _ in ranks.run(2, misplaced, options, environment,
+                                                     deadline_s=DEADLINE_S):
+                    self.assertIn(f"{name} lists {count} addresses, expected one of each of 2 ranks", error)
+                    self.assertLess(seconds, TOLD_S)
 
     def test_a_key_file_of_rank_0_alone(self):
         def only_rank_0(rank, world):
