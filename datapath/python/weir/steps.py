@@ -201,7 +201,7 @@ class Steps:
         if buffer.layout != torch.strided:
             raise WeirError(f"the gradient of '{name}' is of layout {buffer.layout}, expected "
                             "dense gradients: make the embedding with sparse=False, or leave this "
-                            "model to DDP over the process group 'weir'",
+                            "model to DDP over the process group 'gloo'",
                             _lib.INVALID_ARGUMENT, self.rank)
         if buffer.dtype not in DTYPES:
             raise WeirError(f"the gradient of '{name}' is of {buffer.dtype}, expected float32, "

@@ -128,6 +128,9 @@ class Bucket:
     def index(self):
         return 0
 
+    def is_last(self):
+        return True
+
     def buffer(self):
         return self._gradient
 
@@ -492,6 +495,7 @@ class DdpTest(unittest.TestCase):
         for texts, _ in ranks.run(2, refused_gradients):
             self.assertEqual(len(texts), 2)
             self.assertIn("'weight' is of layout torch.sparse_coo", texts[0])
+            self.assertIn("the process group 'gloo'", texts[0])  # Weir's takes none
             self.assertIn("sparse=False", texts[0])
             self.assertIn("'weight' is of torch.float64", texts[1])
 
