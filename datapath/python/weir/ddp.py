@@ -5,7 +5,9 @@ The path of a bucket: DDP calls the hook as soon as a bucket's gradients are rea
 weir_all_reduce on DDP's flat buffer, or on its copy in host memory, and returns a future. While
 libweir encodes, sends and decodes, the backward pass continues. DDP copies the means of completed
 futures into the gradients. The rest is in weir.steps. (With a static graph, DDP's own callback at
-the end of the pass comes before that of weir.steps and waits for the futures.)
+the end of the pass comes before that of weir.steps and waits for the futures.) Weir's step ends with the
+pass that has reduced DDP's last bucket. In join(divide_by_initial_world_size=False) the ranks count
+those with input over DDP's process group, and the mean is that of these.
 
 DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name
 of the job, a dot and the ranks (where attach() is not given rank or world). A second model in a
@@ -30,6 +32,7 @@ import contextlib
 import functools
 import itertools
 import sys
+import weakref
 import zlib
 from typing import Any, Dict, Optional
 
@@ -51,7 +54,7 @@ from weir.non_finite import Agreement
 from weir.session import Session
 from weir.staging import device_of, future_of
 from weir.steps import (Steps, at_end_of_backward, attached, begin_with_forward, columns,
-                        communicator)
+                        communicator, in_backward)
 from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
@@ -207,6 +210,7 @@ class DDPState(Steps):
         self._followed = 0  # the version of the plan whose `sync` counts
         self._keeps_gradients = False
         self._successor: Any = None  # a function of a bucket; see leave_to()
+        self._wrapper = weakref.ref(model)
         named = "peers" if peers else "WEIR_PEERS"
         peers = peers or [p for p in read("WEIR_PEERS", default="").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
@@ -399,10 +403,13 @@ class DDPState(Steps):
         if self._watch is not None:
             self._watch.on_hook(bucket.parameters())
         if bucket.index() == 0 and not (self._local is not None and self._local.active):
-            self._end_last_pass()
+            self.end_pass()  # of the pass before
+            self._divisor = self._ranks_with_input(bucket.buffer().device)
         self.begin_step()
         if self._local is not None and self._local.active:
             return self._hold(bucket, self._local)
+        if bucket.is_last():
+            self.end_with_pass()
         buffer = bucket.buffer()
         names = [self._name(p, bucket) for p in bucket.parameters()]
         if self._restored is None:
@@ -422,13 +429,17 @@ class DDPState(Steps):
         self._successor = functools.partial(hook, hook_state)
         self.close()
 
-    def _end_last_pass(self):
-        if self._pending and not self._in_backward:
-            self._finish_step()  # there was no end of a backward pass to do it
-        if self._pending:
-            raise WeirError("the previous backward pass raised an error after its first bucket; "
-                            "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
-                            self.rank)
+    def _ranks_with_input(self, device):
+        """In DDP's join(divide_by_initial_world_size=False), how many ranks have input for this step;
+        otherwise None. All ranks call it in the order of DDP's own operations."""
+        wrapper: Any = self._wrapper()
+        join = getattr(wrapper, "_join_config", None)
+        if join is None or not (join.enable and join.is_first_joinable) or \
+                getattr(wrapper, "_divide_by_initial_world_size", True):
+            return None
+        found = torch.tensor([float(in_backward())], device=device)
+        dist.all_reduce(found, group=wrapper.process_group)
+        return int(found)
 
     def _hold(self, bucket, local):
         names = [self._name(p, bucket) for p in bucket.parameters()]

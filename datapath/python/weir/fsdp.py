@@ -24,8 +24,10 @@ from weir import versions
 from weir._lib import InvalidArgument, WeirError
 from weir.ddp import DDPState, ranks_of, say_once
 from weir.framework import FrameworkGroup
-from weir.steps import begin_with_forward, columns
+from weir.staging import tensors_in
+from weir.steps import ModuleHook, begin_with_forward, columns, in_backward
 from weir.unreduced import FSDPWatch
+from weir.versions import is_compiling
 
 _PADDING = "padding"
 
@@ -114,6 +116,25 @@ class FSDPState(DDPState):
     def watch_units(self, model, reduces):
         """From now on a step with gradients that stay local is an error; see weir.unreduced."""
         self._watch = FSDPWatch(model, self.rank, reduces)
+        model.register_forward_hook(ModuleHook(self.after_forward))
+
+    def _enter(self, key, buffer):
+        self.end_with_pass()  # where after_forward() saw no output
+        return super()._enter(key, buffer)
+
+    def before_forward(self, module, unused_inputs):
+        """See Steps."""
+        if module.training and torch.is_grad_enabled() and not in_backward():
+            self.end_pass()  # one that raised an error; a checkpoint repeats forward passes in one
+        super().before_forward(module, unused_inputs)
+
+    def after_forward(self, module, unused_inputs, outputs):
+        """Lets the step end with the pass that begins at the outputs. Units may be reduced in passes
+        within that one, as reentrant checkpoints make them."""
+        if module.training and not is_compiling():
+            for tensor in tensors_in(outputs):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda unused_gradient: self.end_with_pass())
 
     def begin_step(self):
         """See DDPState.begin_step."""

@@ -5,7 +5,8 @@ A hook hands over a flat buffer of gradients with the key of its bucket. How lib
 of an accelerator is in weir.staging. A thread waits for the deliveries in order and completes their
 futures. When the backward pass ends, a callback on the
 autograd engine waits for the last of them, ends Weir's step, and raises a failure as a WeirError
-that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp.
+that names the rank at fault. (The engine runs a reentrant checkpoint as a pass within the pass. So
+the hooks, which are in weir.ddp and weir.fsdp, choose the pass with whose end the step ends.)
 """
 import atexit
 import contextlib
@@ -111,6 +112,11 @@ def at_end_of_backward(function):
     return True
 
 
+def in_backward():
+    """Whether the autograd engine runs a backward pass on this thread."""
+    return at_end_of_backward(lambda: None)
+
+
 def _raiser(error):
     def fail():
         raise error
@@ -138,6 +144,8 @@ class Steps:
         self._sizes = {}       # bucket key -> elements, of the current or last step
         self._pending = []     # deliveries of the current backward pass
         self._in_backward = True  # false on a rank without input that calls the hook in join()
+        self._divisor: Optional[int] = None  # of sums in this step, if not the number of ranks
+        self._ending = False      # whether the step ends with the backward pass that runs
         self._completer = Completer()
         self._launches = Completer()
         self._session_calls = threading.Lock()  # those of a thread of _launches and of a hook
@@ -215,6 +223,10 @@ class Steps:
         self._ranges[key] = ranges
         return key
 
+    def _scale(self):
+        """The factor that makes a mean of a sum."""
+        return 1.0 / (self._divisor or self.world)
+
     def submit(self, key, buffer):
         """Queues the mean of `buffer` over all ranks, in place, and returns its delivery.
 
@@ -227,7 +239,7 @@ class Steps:
         if needs:
             return self._sum_by_framework(
                 key, buffer, needs, buffer,
-                lambda group: group.sum(buffer, 1.0 / self.world, needs))
+                lambda group: group.sum(buffer, self._scale(), needs))
         way = way_of(buffer, to_host=self._searches_left > 0)
         delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
         if not isinstance(way, Transfer) and self._launches.settled():
@@ -244,7 +256,7 @@ class Steps:
         self.begin_step()
         if not self._pending:
             self._sizes = {}
-            self._in_backward = at_end_of_backward(self._finish_step)
+            self._in_backward = in_backward()
         self._sizes[key] = buffer.numel()
         if self._framework is None:
             return 0
@@ -298,7 +310,7 @@ class Steps:
         if self._searches_left > 0:
             self._search(key, delivery.used)
         with self._session_calls:
-            delivery.begin(key, 1.0 / self.world)
+            delivery.begin(key, self._scale())
 
     def _begin_later(self, delivery, key, way):
         try:
@@ -344,6 +356,21 @@ class Steps:
             print(f"weir: {skipped}{more}", file=sys.stderr, flush=True)
         return skipped
 
+    def end_with_pass(self) -> None:
+        """Lets the step end with the backward pass that runs now, unless that is so already."""
+        if not self._ending:
+            self._ending = at_end_of_backward(self.end_pass)
+
+    def end_pass(self) -> None:
+        """Ends the step of a backward pass, if it has begun to reduce.
+
+        The engine calls it, but not after a pass that raised an error, and not in DDP's join() on a
+        rank without input. There the next pass does, so that all ranks end the step.
+        """
+        self._ending = False
+        if self._pending:
+            self._finish_step()
+
     def _finish_step(self):
         pending, self._pending = self._pending, []
         for delivery in pending:
@@ -374,7 +401,7 @@ class Steps:
         store = store or dist.distributed_c10d._get_default_store()
         self._await_launches(timeout_s)  # no bucket of the broken step may begin in the new mesh
         self._framework = None  # its group has the lost rank
-        self._pending, self._step_open = [], False
+        self._pending, self._step_open, self._ending = [], False, False
         self._agreement = None  # replacements of lost ranks may use another store
         found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
                                timeout_s=timeout_s)

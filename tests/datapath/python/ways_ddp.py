@@ -124,6 +124,38 @@ def join(run):
     return list(model.parameters())
 
 
+@way("DDP, join() that divides by the ranks with input", hook=True)
+def join_of_active_ranks(run):
+    model = wrap(run)
+    seen = []
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(3 + 2 * run.rank):
+            model.zero_grad()
+            model(batch(step, run.rank)).square().mean().backward()
+            seen += [p.grad.clone() for p in model.parameters()]
+    return seen
+
+
+def half_sums(unused_state, bucket):
+    """A hook that does what PyTorch's in C++ does, with a sum of float32, as gloo has lost float16."""
+    half = bucket.buffer().to(torch.float16).div_(dist.get_world_size()).float()
+    return dist.all_reduce(half, async_op=True).get_future().then(
+        lambda done: bucket.buffer().copy_(done.value()[0].to(torch.float16)))
+
+
+def half_precision_reference(run):
+    model = wrap(run)
+    model.register_comm_hook(None, half_sums)
+    return train(run, model)
+
+
+@way("DDP, PyTorch's hook in C++ that sends float16", reference=half_precision_reference)
+def half_precision(run):
+    model = wrap(run)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return train(run, model)
+
+
 @way("DDP, autocast to bfloat16", hook=True)
 def autocast(run):
     model = wrap(run)
@@ -167,18 +199,25 @@ def compiled(run):
 class Checkpointed(nn.Module):
     """Computes its middle again in the backward pass."""
 
-    def __init__(self):
+    def __init__(self, reentrant):
         super().__init__()
-        self.parts = make_model()
+        self.parts, self.reentrant = make_model(), reentrant
 
     def forward(self, inputs):
-        hidden = checkpoint(self.parts[:4], inputs, use_reentrant=False)
+        hidden = checkpoint(self.parts[:4], inputs, use_reentrant=self.reentrant)
         return self.parts[4:](hidden)
 
 
 @way("DDP, activation checkpointing", hook=True)
 def activation_checkpointing(run):
-    return train(run, wrap(run, Checkpointed()))
+    return train(run, wrap(run, Checkpointed(False)))
+
+
+@way("DDP, reentrant activation checkpointing", hook=True)
+def reentrant_checkpointing(run):
+    model = wrap(run, Checkpointed(True))
+    return train(run, model,
+                 lambda step: model(batch(step, run.rank).requires_grad_()).square().mean())
 
 
 @way("DDP, ZeroRedundancyOptimizer", hook=True)
