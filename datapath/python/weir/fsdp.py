@@ -309,12 +309,15 @@ def _reduce_scatter_of(unit):
 
 def _mesh_of(model):
     """The mesh over which fully_shard() shards the model, which must have one dimension."""
-    meshes = {p.device_mesh for p in model.parameters() if _is_sharded(p)}
-    if len(meshes) != 1:
-        _refuse(f"weir.attach takes fully_shard() over one mesh, found {len(meshes)} (tensor "
-                "parallelism has a mesh of its own): leave this model to PyTorch, or to the "
-                "process group 'weir', which does not compress")
+    sharded = [p for p in model.parameters() if _is_sharded(p)]
+    if not sharded:
+        _refuse("fully_shard() shards no parameter of this model")
+    meshes = {p.device_mesh for p in sharded}
     mesh = meshes.pop()
+    if meshes or mesh.ndim > 1 and any(not p.placements[0].is_replicate() for p in sharded):
+        _refuse("weir.attach takes fully_shard() over one mesh of one dimension, and tensor "
+                "parallelism adds another one: leave this model to PyTorch, or to the process group "
+                "'weir', which does not compress")
     if mesh.ndim != 1:
         _refuse("fully_shard() over a mesh of several dimensions reduces over all of them itself. "
                 "For HSDP call fully_shard(..., mesh=mesh['shard']), with equal parameters on all "

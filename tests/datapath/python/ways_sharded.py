@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from way_registry import needs, offered, way
+from way_registry import HOOK, needs, offered, way
 from ways_ddp import STEPS, WIDTH, batch, make_model, train, wrap
 
 
@@ -33,7 +33,7 @@ def _fsdp1(run, **options):
     model = FullyShardedDataParallel(
         make_model(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
         device_id=torch.device("cpu"), use_orig_params=True, **options)
-    train(run, model)
+    train(run, run.attach(model))
     with FullyShardedDataParallel.summon_full_params(model):
         return [p.detach().clone() for p in model.parameters()]
 
@@ -43,13 +43,13 @@ def _needs_mesh():
         import torch.distributed.device_mesh  # noqa: F401
 
 
-@way("FSDP1")
+@way("FSDP1", hook=True)
 def fsdp1(run):
     _needs_mesh()  # without it, this torch's FSDP needs an accelerator
     return _fsdp1(run)
 
 
-@way("FSDP1, HYBRID_SHARD on a mesh", world=4)
+@way("FSDP1, HYBRID_SHARD on a mesh", world=4, hook=True, refused={HOOK: "hybrid strategy"})
 def fsdp1_hybrid(run):
     mesh = mesh_of(2, 2, names=("replicate", "shard"))
     from torch.distributed.fsdp import ShardingStrategy
@@ -64,18 +64,19 @@ def _fully_sharded():
     return fully_shard
 
 
-def _fully_shard(run, mesh, **options):
+def _fully_shard(run, mesh, replicas=None, **options):
+    """replicas: the process group over which Weir sums, where it is attached; None: the mesh."""
     fully_shard = _fully_sharded()
     model = make_model()
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
-    train(run, model)
+    train(run, run.attach(model, process_group=replicas))
     return whole(model.parameters())
 
 
-@way("FSDP2 (fully_shard)")
+@way("FSDP2 (fully_shard)", hook=True)
 def fsdp2(run):
     return _fully_shard(run, mesh_of(run.world))
 
@@ -89,17 +90,25 @@ def fsdp2_mixed_precision(run):
     return _fully_shard(run, mesh_of(run.world), mp_policy=policy)
 
 
-@way("FSDP2, torch.compile", deadline_s=120.0)
+@way("FSDP2, torch.compile", hook=True, deadline_s=120.0)
 def fsdp2_compiled(run):
     mesh, fully_shard = mesh_of(run.world), _fully_sharded()
-    model = fully_shard(make_model(), mesh=mesh)
+    model = run.attach(fully_shard(make_model(), mesh=mesh))
     forward = torch.compile(model, backend="aot_eager")
     train(run, model, lambda step: forward(batch(step, run.rank)).square().mean())
     return whole(model.parameters())
 
 
-@way("HSDP (fully_shard on a 2 x 2 mesh)", world=4)
+@way("HSDP (fully_shard on a 2 x 2 mesh; attached over its replicas)", world=4, hook=True)
 def hsdp(run):
+    mesh = mesh_of(2, 2, names=("replicate", "shard"))
+    if run.variant != HOOK:
+        return _fully_shard(run, mesh)
+    return _fully_shard(run, mesh["shard"], mesh["replicate"].get_group())
+
+
+@way("HSDP, attached without a process group", world=4, hook=True, refused={HOOK: "several dimensions"})
+def hsdp_whole(run):
     return _fully_shard(run, mesh_of(2, 2, names=("replicate", "shard")))
 
 
@@ -203,11 +212,12 @@ def tensor_parallelism(run):
     return whole(model.parameters())
 
 
-@way("tensor parallelism within FSDP2", world=4)
+@way("tensor parallelism within FSDP2", world=4, hook=True, refused={HOOK: "tensor parallelism"})
 def two_dimensions(run):
     mesh = mesh_of(2, 2, names=("data", "tensor"))
     fully_shard = _fully_sharded()
     model = fully_shard(_parallel_pair(mesh["tensor"]), mesh=mesh["data"])
+    run.attach(model)
     train(run, model, lambda step: model(batch(step, run.rank // 2)).square().mean())
     return whole(model.parameters())
 
