@@ -262,7 +262,8 @@ class DDPState(Steps):
                 self.session = _connected(Session(job, self.rank, self.world, **options), peers)
             else:
                 self.session = self._meet(job, options, meeting, fingerprint.of(
-                    module, whole=isinstance(model, DistributedDataParallel)))
+                    module, whole=isinstance(model, DistributedDataParallel),
+                    equal=optimizer is None))
         self.rank, self.world = self.session.rank, self.session.world
         if optimizer is not None:
             self._local = LocalSteps(self._by_name, optimizer, self._all_ranks, self.rank)

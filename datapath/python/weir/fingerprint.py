@@ -22,12 +22,16 @@ _TOLERANCE = 1e-3  # of the sum of magnitudes
 _SHOWN_MAX = 8
 
 
-def of(module: torch.nn.Module, whole: bool) -> str:
-    """Returns the text on a module; whole: whether every rank has all of each parameter. O(parameters)."""
+def of(module: torch.nn.Module, whole: bool, equal: bool = True) -> str:
+    """Returns the text on a module. O(parameters).
+
+    whole: whether every rank has all of each parameter. equal: whether the values are those of all
+    ranks, which they are not within a period of local steps.
+    """
     named = list(module.named_parameters())
     shapes = [f"{name}:{p.dtype}" + (f":{tuple(p.shape)}" if whole else "") for name, p in named]
     text = f"{len(named)}:{zlib.crc32(';'.join(shapes).encode()):08x}"
-    if not whole or not named:
+    if not whole or not equal or not named:
         return text
     pieces = [p.detach().flatten()[:_SAMPLE].float() for _, p in named]
     values = torch.cat([torch.stack([piece.sum(), piece.abs().sum()]) for piece in pieces]).cpu().double()

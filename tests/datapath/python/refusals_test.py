@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that users get for settings, options and models that cannot be: a WeirError that names them."""
+"""Settings, options and models that cannot be are named to users in a WeirError."""
 import importlib.util
 import os
 import unittest
@@ -31,7 +31,7 @@ def refused(call):
 
 
 def variables(rank, world):
-    """The error of attach() for each wrong variable, which rank 1 alone has."""
+    """Returns what attach() says of each wrong variable, which rank 1 alone has."""
     found = {}
     for setting in VARIABLES:
         name, _, value = setting.partition("=")
