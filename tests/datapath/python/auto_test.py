@@ -61,7 +61,7 @@ def own_hook(ddp):
 def own_hook_after_a_step(ddp):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     model = train(ddp(torch.nn.Linear(4, 1, bias=False)), torch.ones(1, 4))
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
     return model
 
 
