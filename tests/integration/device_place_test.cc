@@ -6,10 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/model/job_model.h"
 #include "controller/messages/explain.h"
 #include "controller/messages/json.h"
 #include "controller/messages/mapping.h"
+#include "controller/model/job_model.h"
 #include "controller/solver/solver.h"
 #include "datapath/agent_link/agent_protocol.h"
 #include "tests/datapath/session/devices/device_bucket.h"
