@@ -11,7 +11,7 @@
 namespace weir {
 namespace {
 
-constexpr uint32_t kPageDefault = 100, kPageMax = 1000;
+constexpr uint32_t kRecordsDefault = 100, kRecordsMax = 1000;
 
 void Shorten(std::string* text) {
   if (text->size() <= AuditTrail::kTextMax) return;
@@ -75,7 +75,7 @@ Status AuditTrail::List(const v1::ListAuditRequest& request, v1::ListAuditRespon
     }
   }
   const size_t size =
-      std::min(request.page_size() == 0 ? kPageDefault : request.page_size(), kPageMax);
+      std::min(request.page_size() == 0 ? kRecordsDefault : request.page_size(), kRecordsMax);
   WEIR_ASSIGN_OR_RETURN(const auto entries, store_.ListAudit(size + 1, before));
   for (const AuditEntry& entry : entries) {
     if (static_cast<size_t>(response->records_size()) == size) {

@@ -93,8 +93,8 @@ StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& optio
                                                         Executor& executor, ControlPlane& plane,
                                                         AdminCalls& calls, EventHub& events,
                                                         Authenticator& authenticator) {
-  auto server = std::make_unique<GrpcServerImpl>(executor, plane.agents, calls, events,
-                                                 authenticator, options.local);
+  auto server = std::make_unique<GrpcServerImpl>(executor, plane, calls, events, authenticator,
+                                                 options.local);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

@@ -94,7 +94,7 @@ TEST_F(PromiseTest, ARollBackThatARankRefusesIsOfferedAgain) {
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   cluster_.lossy_extra_s = 0.6;
   Apply(kTwoCodecs);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   TrainUntil("fp16", 60);
   cluster_.nack = true;
   for (int i = 0; i < 10; ++i) cluster_.Step();

@@ -29,7 +29,7 @@ Snapshot OnDevices() {
   return snapshot;
 }
 
-Decision Decided(const Snapshot& snapshot) {
+Decision DecidedOn(const Snapshot& snapshot) {
   Policy policy;
   policy.codecs = {"identity", "top_k"};
   const auto decision = Decide(snapshot, policy);
@@ -46,18 +46,18 @@ const CandidatePlan& Candidate(const Decision& decision, const std::string& code
 
 TEST(DevicePlaceTest, DecisionsSayWhereTheyEncode) {
   Snapshot snapshot = OnDevices();
-  const Decision there = Decided(snapshot);
+  const Decision there = DecidedOn(snapshot);
   EXPECT_EQ(Candidate(there, "top_k").encoding, (EncodingPlace{CodecPlace::kDevice, 0}));
   EXPECT_EQ(Candidate(there, "identity").encoding.place, CodecPlace::kNowhere);
   EXPECT_NEAR(Candidate(there, "identity").encoding.copies_s, 1e7 * 2e-10, 1e-9);
   ASSERT_EQ(there.chosen.choices.front().codec, "top_k") << there.chosen.label;
   EXPECT_THAT(ReasonText(there.facts), HasSubstr(", encoded on the GPU, predicts"));
   for (CodecModel& codec : snapshot.codecs) codec.on_device = false;
-  const Decision here = Decided(snapshot);
+  const Decision here = DecidedOn(snapshot);
   ASSERT_EQ(here.chosen.choices.front().codec, "identity") << here.chosen.label;
   EXPECT_THAT(ReasonText(here.facts), HasSubstr(", not encoded (copies 2 ms), predicts"));
   for (CodecModel& codec : snapshot.codecs) codec.encode = codec.decode = {1e-5, 1e-9, 0, 1e-11};
-  const Decision fast = Decided(snapshot);
+  const Decision fast = DecidedOn(snapshot);
   ASSERT_EQ(fast.chosen.choices.front().codec, "top_k") << fast.chosen.label;
   EXPECT_THAT(ReasonText(fast.facts), HasSubstr(", encoded on the host (copies 2 ms), predicts"));
 }
@@ -65,7 +65,7 @@ TEST(DevicePlaceTest, DecisionsSayWhereTheyEncode) {
 TEST(DevicePlaceTest, GradientsOfTheHostHaveNoPlace) {
   Snapshot snapshot = OnDevices();
   snapshot.devices = {};
-  const Decision decision = Decided(snapshot);
+  const Decision decision = DecidedOn(snapshot);
   EXPECT_EQ(decision.chosen.encoding, EncodingPlace{});
   EXPECT_EQ(ReasonText(decision.facts).find("encoded"), std::string::npos);
 }
@@ -77,7 +77,7 @@ TEST(DevicePlaceTest, StoredSnapshotsKeepIt) {
   const auto read = ParseSnapshot(SerializeSnapshot(snapshot));
   ASSERT_TRUE(read.ok()) << ToString(read.status());
   EXPECT_EQ(*read, snapshot);
-  EXPECT_EQ(Decided(*read).digest, Decided(snapshot).digest);
+  EXPECT_EQ(DecidedOn(*read).digest, DecidedOn(snapshot).digest);
 }
 
 }  // namespace
