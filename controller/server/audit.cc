@@ -54,12 +54,12 @@ void AuditTrail::Add(v1::AuditRecord record) {
     Shorten(text);
   }
   Log(record.refused() ? LogLevel::kWarning : LogLevel::kInfo, "audit", Line(record));
-  AuditEntry entry{.unix_s = clock_.UnixSeconds(),
-                   .actor = record.principal(),
-                   .action = record.method(),
-                   .target = record.target(),
-                   .refused = record.refused()};
-  entry.detail = ToCompactJson(record);
+  const AuditEntry entry{.unix_s = clock_.UnixSeconds(),
+                         .actor = record.principal(),
+                         .action = record.method(),
+                         .target = record.target(),
+                         .detail = ToCompactJson(record),
+                         .refused = record.refused()};
   if (const Status kept = store_.AddAudit(entry); !kept.ok()) {
     Log(LogLevel::kError, "audit", StrCat("not stored: ", Message(kept)));
   }
