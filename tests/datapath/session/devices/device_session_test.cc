@@ -280,10 +280,10 @@ TEST(DeviceSessionTest, TimesOfCodecsAreMeasuredThereOrWithTheCopies) {
         << name;
   }
   EXPECT_EQ(timings.on_device.size(), std::ranges::count_if(CodecTimings(), [](const auto& entry) {
-              return cuda::FindDeviceCodec(entry.first) != nullptr;
+              return RunsOnDevice(entry.first);
             }));
   for (const auto& [name, timing] : timings.on_device) {
-    EXPECT_NE(cuda::FindDeviceCodec(name), nullptr) << name;
+    EXPECT_TRUE(RunsOnDevice(name)) << name;
     EXPECT_GT(timing.encode.per_element_s + timing.encode.per_kept_s, 0) << name;
   }
 }
