@@ -109,7 +109,7 @@ TEST_F(DevicePlaceIntegrationTest, TelemetryBecomesCurvesByPlaceAndWordsOfADecis
   EXPECT_FALSE(before->devices.linked);
   const CodecModel declared = *FindCodec(before->codecs, "top_k", 0);
   EXPECT_TRUE(declared.on_device);
-  EXPECT_FALSE(FindCodec(before->codecs, "power_sgd", 0)->on_device);
+  EXPECT_FALSE(FindCodec(before->codecs, "eden", 0)->on_device);
 
   Switch({.codec = "top_k", .collective = "sparse_all_gather", .ratio = 0.01});  // on the device
   Steps(6);
