@@ -10,11 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 import weir
-from fsdp_test import WIDTH, batch, make_fsdp1, make_fsdp2, make_model, measured, meshes, needs
+from fsdp_test import WIDTH, batch, make_fsdp1, make_fsdp2, make_model, meshes, needs
 
 BAD_STEP = 4
 dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
-MEASURED = 2, 50  # so that later steps are reduce-scattered by FSDP
 
 
 class Nested(nn.Module):
@@ -76,12 +75,11 @@ def nested_passes(rank, world, make):
     """(the session's step, whether it was skipped) after each step."""
     model = make(Nested())
     state, seen = weir.attach(model), []
-    with measured(*MEASURED):
-        for step in range(BAD_STEP + 2):
-            model.zero_grad()
-            offset = float("inf") if (step, rank) == (BAD_STEP, 1) else 0.0
-            model(batch(step, rank).requires_grad_(), offset).sum().backward()
-            seen.append((state.stats().step, bool(state.last_step_skipped)))
+    for step in range(BAD_STEP + 2):
+        model.zero_grad()
+        offset = float("inf") if (step, rank) == (BAD_STEP, 1) else 0.0
+        model(batch(step, rank).requires_grad_(), offset).sum().backward()
+        seen.append((state.stats().step, bool(state.last_step_skipped)))
     state.close()
     return seen
 
@@ -115,10 +113,9 @@ def broken_pass(rank, world, fails_at):
     for _ in range(2):
         parts = list(make_model())
         models.append(make_sharded(nn.Sequential(*parts[:2], FailingLayer(), *parts[2:])))
-    with measured(*MEASURED):
-        alone = after_error(models[0], rank, fails_at)
-        state = weir.attach(models[1])
-        found = after_error(models[1], rank, fails_at, state)
+    alone = after_error(models[0], rank, fails_at)
+    state = weir.attach(models[1])
+    found = after_error(models[1], rank, fails_at, state)
     state.close()
     worst = max(float((a - b).abs().max()) for (_, bad, ours), (_, _, theirs) in zip(found, alone)
                 if not bad for a, b in zip(ours, theirs) if a.numel())
@@ -147,7 +144,7 @@ class PassesTest(unittest.TestCase):
     # DDP refuses the forward pass after one, and FSDP2 no longer reduces, with Weir and without.
     @needs("FullyShardedDataParallel")
     def test_fsdp1_goes_on_after_an_error_in_a_pass(self):
-        for fails_at in (1, 4):  # one is all-reduced by Weir, the other reduce-scattered by FSDP
+        for fails_at in (1, 4):
             for (steps, skipped, worst, gradients), _ in ranks.run(2, broken_pass, fails_at):
                 with self.subTest(fails_at=fails_at):
                     self.assertEqual(steps, [fails_at + n for n in (1, 2, 3)])
