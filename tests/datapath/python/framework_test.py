@@ -174,7 +174,11 @@ class Flat(torch.nn.Module):
 
 
 def half(rank, world, address):
-    """Relative distance of what was delivered from what was fed."""
+    """Relative distance of what was delivered from what was fed; None where gloo moves no float16."""
+    try:
+        dist.broadcast(torch.zeros(1, dtype=torch.float16), 0)
+    except RuntimeError:  # of torch 2.14
+        return None
     model = Flat()
     ddp = DistributedDataParallel(model)
     state = weir.attach(ddp, agent=address)
@@ -284,6 +288,8 @@ class FrameworkTest(unittest.TestCase):
             agent.offer_when_active = {2: plan(3, TOP_K), 3: plan(4, FRAMEWORK)}
             agent.offer(plan(2, FRAMEWORK))
             for apart, _ in ranks.run(2, half, agent.address, environment=ON):
+                if apart is None:
+                    self.skipTest("this gloo moves no float16")
                 self.assertLess(apart, 0.001)
 
     def test_an_error_of_the_process_group_ends_the_step_on_all_ranks_and_names_it(self):
