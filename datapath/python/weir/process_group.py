@@ -49,7 +49,7 @@ _DTYPES = {
 def _name_of(op: Any) -> str:
     """The name of a reduce operation, which older versions of torch do not print."""
     names = (name for name in dir(dist.ReduceOp) if name.isupper())
-    return next((name for name in names if getattr(dist.ReduceOp, name) == op), str(op))
+    return next((name for name in names if op == getattr(dist.ReduceOp, name)), str(op))
 
 
 def _reduction(op: Any, dtype: torch.dtype) -> Tuple[int, int]:
