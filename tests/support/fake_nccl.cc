@@ -5,6 +5,7 @@
 // streams have come to it, or never, if one of them does not. Sizes that differ are an error, as is
 // a second member on one place.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -200,7 +201,15 @@ FAKE int ncclCommAbort(void* handle) {
   auto* const comm = static_cast<Comm*>(handle);
   comm->aborted = true;
   if (controls != nullptr) ++controls->aborts;
+  const std::shared_ptr<Clique> clique = comm->clique;
   comms.erase(comm);
+  // With the last member goes what nobody has matched, which would keep the members alive.
+  const bool last = std::none_of(comms.begin(), comms.end(),
+                                 [&](const auto& one) { return one.second->clique == clique; });
+  if (last) {
+    clique->sends.clear();
+    clique->receives.clear();
+  }
   return kSuccess;
 }
 
