@@ -89,8 +89,9 @@ struct CallerScale {
 };
 CallerScale CallerScaleOf(const CollectiveModel& collective, int element_bytes, bool sharded);
 
-/// Where ranks encode a bucket under this choice. Not on a device: gradients are not there, the
-/// codec does not run there, or the exchange form or an aggregator needs payloads of the host.
+/// Returns the place at which ranks encode a bucket under this choice. It is not a device if
+/// gradients are not there, the codec does not run there, or the exchange form or an aggregator
+/// needs payloads of the host.
 CodecPlace PlaceOf(const Snapshot& snapshot, const CodecModel& codec,
                    const CollectiveModel& collective);
 

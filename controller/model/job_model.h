@@ -189,8 +189,8 @@ class JobModel {
   /// The lowest rank that `rank` shares memory with; itself, as long as nothing is said, where it
   /// stands alone. Numbers outside of the job are ignored.
   void SetLowestRank(int rank, int lowest);
-  /// Where the gradients of `rank` are. Decisions count them as on devices if those of all ranks
-  /// are; their copies take as long as the slowest rank's.
+  /// Sets the place of the gradients of `rank`. Decisions count them as on devices if those of all
+  /// ranks are; their copies take as long as the slowest rank's.
   void SetGradientDevice(int rank, const GradientDevices& device);
   /// The plan in force since `step`, in bucket order of SetBuckets, and its layout, of which parts
   /// that make no sense count as empty; resets dwell. `excursion`: the plan before comes back in a

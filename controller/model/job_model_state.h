@@ -92,7 +92,7 @@ struct JobModel::State {
   void Learn(const AssembledStep& step);
   void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                    std::vector<CollectiveSample>* samples);
-  /// Where the gradients of all ranks are.
+  /// Returns the place of the gradients of all ranks.
   GradientDevices DevicesOfAll() const;
   NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
   void Raise(TriggerKind kind, std::vector<Change> changes);

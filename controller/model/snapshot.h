@@ -201,8 +201,8 @@ struct NodeLinks {
   friend bool operator==(const NodeLinks&, const NodeLinks&) = default;
 };
 
-/// Where a bucket is encoded, as EncodedOn in rank.proto. kUnknown: gradients are in the host's
-/// memory, or not on all ranks in that of a device.
+/// The place at which a bucket is encoded, as EncodedOn in rank.proto. kUnknown: gradients are in
+/// the host's memory, or not on all ranks in that of a device.
 enum class CodecPlace { kUnknown, kNowhere, kHost, kDevice };
 
 /// Gradients in the memory of devices, as all ranks report.

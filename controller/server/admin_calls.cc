@@ -58,7 +58,7 @@ void AdminCalls::Refuse(const Caller* caller, const std::string& peer, const std
 Status AdminCalls::Call(const Caller& caller, const Route& route, const ProtoMessage& request,
                         ProtoMessage* response) {
   if (!Changes(route, request)) return Dispatch(caller, route.method, request, response);
-  // Who acts follows from the credential; only local callers, who have none, may give a name.
+  // The credential says who acts. Only local callers, who have none, may give a name.
   const std::unique_ptr<ProtoMessage> named(request.New());
   named->CopyFrom(request);
   const auto* actor = named->GetDescriptor()->FindFieldByName("actor");

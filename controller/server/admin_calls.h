@@ -34,7 +34,8 @@ class AdminCalls {
   void Refuse(const Caller* caller, const std::string& peer, const std::string& method,
               const std::string& target, const Status& why);
 
-  /// Where OpenPage sends people: "http://127.0.0.1:7780". To be set before the first call.
+  /// Sets the address to which OpenPage sends people: "http://127.0.0.1:7780". To be set before the
+  /// first call.
   void SetPageUrl(std::string url) { page_url_ = std::move(url); }
 
  private:

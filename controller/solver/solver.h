@@ -14,8 +14,8 @@
 
 namespace weir {
 
-/// Where ranks encode most of a plan's elements, and what its copies between devices and the host
-/// take in a step.
+/// The place at which ranks encode most of a plan's elements, and what its copies between devices
+/// and the host take in a step.
 struct EncodingPlace {
   CodecPlace place = CodecPlace::kUnknown;
   double copies_s = 0;

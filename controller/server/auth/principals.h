@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who may do what: principals with roles, and the file that names them. Pure; authenticator.h finds
+// Principals, their rights, and the file that names them. Pure; authenticator.h finds
 // out which principal a caller is.
 
 #include <array>
