@@ -92,8 +92,12 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
 }
 
 std::string Describe(const FrameHeader& h) {
-  return StrCat("plan ", h.plan_version, " op ", h.op_sequence, " message ", h.message, " slot ",
-                h.slot, " bucket ", Hex(h.bucket), " from rank ", h.source_rank);
+  // Operations that belong to no step (a session's start and its agreements) are numbered from the
+  // top.
+  constexpr uint64_t kOutsideSteps = uint64_t{1} << 63;
+  const std::string op = h.op_sequence < kOutsideSteps ? StrCat(h.op_sequence) : "outside steps";
+  return StrCat("plan ", h.plan_version, " op ", op, " message ", h.message, " slot ", h.slot,
+                " bucket ", Hex(h.bucket), " from rank ", h.source_rank);
 }
 
 }  // namespace weir

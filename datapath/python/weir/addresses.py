@@ -13,13 +13,13 @@ Environment:
   WEIR_INTERFACE  name of the interface whose addresses are tried, such as eth0
 """
 import json
-import os
 import secrets
 import socket
 import sys
 from typing import Any, Dict
 
 from weir import _lib
+from weir import environment
 from weir import interfaces
 from weir import probe
 from weir._lib import WeirError
@@ -43,8 +43,8 @@ class _Candidates:
     """The addresses that this host offers, and the settings that prescribe them."""
 
     def __init__(self, listen, rank):
-        name = os.environ.get("WEIR_INTERFACE")
-        text = listen or os.environ.get("WEIR_LISTEN") or ""
+        name = environment.read("WEIR_INTERFACE")
+        text = listen or environment.read("WEIR_LISTEN", default="")
         self.said = f"WEIR_LISTEN={text}" if text else ""
         try:
             host, self.port = interfaces.split(text)
@@ -96,7 +96,7 @@ def _store_host(store):
         if isinstance(host, str) and host:
             return host
         store = getattr(store, "underlying_store", None)
-    return os.environ.get("MASTER_ADDR")
+    return environment.read("MASTER_ADDR")
 
 
 def _loopback():
@@ -111,7 +111,7 @@ def alone(listen=None, rank=0):
     mine = _Candidates(listen, rank)
     hosts = [a.host for a in mine.addresses]
     if not mine.prescribed:
-        master = os.environ.get("MASTER_ADDR")
+        master = environment.read("MASTER_ADDR")
         routes = interfaces.towards(master) if master else []
         named = master in ("localhost", "::1") or (master or "127.").startswith("127.")
         hosts = [h for h in routes if h in hosts] or (hosts if not named else []) or [_loopback()]
@@ -120,7 +120,7 @@ def alone(listen=None, rank=0):
 
 def any_port():
     """Returns WEIR_LISTEN with port 0, or None if it names no host."""
-    host = os.environ.get("WEIR_LISTEN", "").rpartition(":")[0].strip("[]")
+    host = environment.read("WEIR_LISTEN", default="").rpartition(":")[0].strip("[]")
     return None if host in _WILDCARDS else interfaces.join(host, 0)
 
 

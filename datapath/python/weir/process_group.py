@@ -15,7 +15,6 @@ Environment: WEIR_TRANSPORT (auto, shm, tcp), WEIR_INTERFACE and the host of WEI
 import atexit
 import datetime
 import functools
-import os
 import sys
 import threading
 import uuid
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from weir import _lib
 from weir import addresses
 from weir import communicator
+from weir import environment
 from weir import futures
 from weir import keys
 from weir import staging
@@ -155,7 +155,7 @@ class WeirProcessGroup(versions.ProcessGroup):
 
     def _listen(self, meeting, timeout_s):
         """Makes the communicator; returns the addresses of all ranks."""
-        rank, transport = self._rank, os.environ.get("WEIR_TRANSPORT") or None
+        rank, transport = self._rank, environment.read("WEIR_TRANSPORT", rank=self._rank)
         if rank == 0:
             meeting.set("job", uuid.uuid4().hex)
         job = meeting.get("job").decode()

@@ -10,7 +10,6 @@ the hooks, which are in weir.ddp and weir.fsdp, choose the pass with whose end t
 """
 import atexit
 import contextlib
-import os
 import sys
 import threading
 import weakref
@@ -21,6 +20,7 @@ import torch.distributed as dist
 
 from weir import _lib
 from weir import addresses
+from weir import environment
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
@@ -465,7 +465,7 @@ def communicator(store, name, rank, world, timeout_s=60.0, security=None):
     """A Communicator of ranks that meet in a store by a `name` that was never used; security: as Session's."""
     with Communicator(name, rank, world, operation_timeout_s=timeout_s,
                       connect_timeout_s=timeout_s, listen=addresses.alone(),
-                      transport=os.environ.get("WEIR_TRANSPORT"), **(security or {})) as group:
+                      transport=environment.read("WEIR_TRANSPORT"), **(security or {})) as group:
         group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
                                        timeout_s))
         yield group

@@ -138,6 +138,8 @@ TEST(FrameTest, DescribeNamesWhatErrorsNeed) {
   header.bucket = 0x00c0ffee00c0ffee;
   header.source_rank = 1;
   EXPECT_EQ(Describe(header), "plan 3 op 17 message 4 slot 2 bucket 00c0ffee00c0ffee from rank 1");
+  header.op_sequence = UINT64_MAX;
+  EXPECT_THAT(Describe(header), HasSubstr("op outside steps"));
 }
 
 // ---- recorded bytes: a change here needs another frame version
