@@ -185,6 +185,9 @@ class Demo:
         self.points = self.control_plane.series(JOB)
         with open(self.directory / "decisions.json", "w") as out:
             json.dump({"decisions": self.decisions, "series": self.points}, out)
+        switches = [d for d in self.decisions if d.get("switched")]
+        if switches:
+            (self.directory / "explain.txt").write_text(self.control_plane.explain(JOB, switches[-1]["id"]))
         if not self.options.no_fast_network:
             self._compare()
         self.control_plane.stop()
@@ -306,7 +309,7 @@ def main():
     options = parse(sys.argv[1:])
     binaries, missing = find_binaries(options.build)
     needed = {"libweir.so"} if any(r != "dense" for r in options.runs) else set()
-    needed |= {"weir-controller", "weir-agent"} if "adaptive" in options.runs else set()
+    needed |= {"weir-controller", "weir-agent", "weirctl"} if "adaptive" in options.runs else set()
     needed |= {"weir-aggregator"} if options.aggregator else set()
     if needed & set(missing):
         sys.exit(f"deploy/demo: not built below {options.build}: "

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import subprocess
 import time
 import urllib.error
 import urllib.parse
@@ -22,6 +23,7 @@ IPERF_PORT = 5201
 # the ranks' own connections are worth more.
 PROBE_BUDGET_MIB = 1
 REQUEST_TIMEOUT_S = 5.0
+EXPLAIN_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 15.0
 
 
@@ -182,6 +184,21 @@ class ControlPlane:
         answer = self.get(f"/v1/jobs/{urllib.parse.quote(job)}/series") or {}
         return answer.get("points", [])
 
+    def explain(self, job, decision):
+        """The output of `weirctl explain` for a decision; empty where it cannot be had."""
+        path = self._directory / f"explain-{decision}.txt"
+        with open(path, "wb") as out:
+            child = self._children.start(
+                [self._binaries["weirctl"], "--controller", f"{self._network.control_address}:{GRPC_PORT}", "explain",
+                 job, "--decision", decision], self._network.control, {"NO_COLOR": "1"}, stdout=out,
+                stderr=subprocess.STDOUT)
+        try:
+            failed = child.wait(EXPLAIN_TIMEOUT_S) != 0
+        except subprocess.TimeoutExpired:
+            failed = True
+        self._children.stop([child])
+        return "" if failed else path.read_text(encoding="utf-8")
+
     def stop(self):
         """Ends controller, agents, aggregator and the forwarded ports."""
         for forwarder in filter(None, (self._forwarder, self._aggregator_forwarder)):
@@ -198,7 +215,7 @@ def _tail(path, lines=5):
 
 def find_binaries(build):
     """Paths of what a run needs below the build directory; names what is missing."""
-    wanted = {"weir-controller", "weir-agent", "weir-aggregator", "weir-delay-relay",
+    wanted = {"weir-controller", "weir-agent", "weir-aggregator", "weir-delay-relay", "weirctl",
               "libweir-pace.so", "libweir.so"}
     found = {}
     for directory, _, files in os.walk(build):

@@ -16,16 +16,18 @@ ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 PAGES = (HERE / "README.md", ROOT / "README.md")
 NONE = "-"
+EXPLAIN_LINES, EXPLAIN_COLUMNS = 12, 140
 
 
-def record(name, lines, picture=None):
-    """Keeps `lines`, and a picture, as the last run of benchmark `name`, and what was the last as the previous."""
+def record(name, lines, files=None):
+    """Keeps `lines`, and other files' texts by suffix, as the last run of benchmark `name`, and what was the last as the
+    previous."""
     last = RESULTS / f"{name}.jsonl"
     if last.exists():
         last.replace(RESULTS / f"{name}.previous.jsonl")
     last.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if picture:
-        (RESULTS / f"{name}.svg").write_text(picture, encoding="utf-8")
+    for suffix, text in (files or {}).items():
+        (RESULTS / f"{name}{suffix}").write_text(text, encoding="utf-8")
 
 
 def load(name, suffix=""):
@@ -397,11 +399,22 @@ def headline():
     return ""
 
 
+def explained():
+    """The beginning of what `weirctl explain` said of the last switch in a recorded demo; empty until one was."""
+    for name in ("demo", "demo_quick"):
+        path = RESULTS / f"{name}.explain.txt"
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            shown = [line if len(line) <= EXPLAIN_COLUMNS else f"{line[:EXPLAIN_COLUMNS - 1]}…" for line in lines[:EXPLAIN_LINES]]
+            return "\n".join(["```", *shown, *(["…"] if len(lines) > EXPLAIN_LINES else []), "```"])
+    return ""
+
+
 def rendered(page):
     """The page's text with every generated part as the results are."""
     def replace(match):
         name = match.group(1)
-        special = {"summary": summary, "headline": headline}
+        special = {"summary": summary, "headline": headline, "explain": explained}
         made = special[name]() if name in special else TABLES[name].render(name)
         return f"<!-- measured: {name} -->\n{made}\n<!-- end -->"
     return re.sub(r"<!-- measured: (\w+) -->\n.*?<!-- end -->", replace, page.read_text(encoding="utf-8"), flags=re.S)

@@ -136,6 +136,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn("Weir reached the validation loss 3.5 in", self.output)
         self.assertRegex(self.output, r"round 1/4 weir: [0-9.]+ s a step")
         self.assertIn("</svg>", (self.directory / "loss.svg").read_text())
+        self.assertRegex((self.directory / "explain.txt").read_text(), r"\ndecision \d+ at step \d+ ")
         self.assertRegex(self.output, r"controller: http://127\.0\.0\.1:\d+ ")
         self.assertIn("decision at step", self.output)
 
