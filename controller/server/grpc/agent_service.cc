@@ -53,8 +53,11 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
       return;
     }
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(second_end_ - now);
-    pause_.Set(std::chrono::system_clock::now() + left,
-               [self = shared_from_this(), into](bool) { self->ReadAfterPause(into); });
+    // An alarm keeps its function after it has fired: one that owned this link would never let it
+    // go.
+    pause_.Set(std::chrono::system_clock::now() + left, [link = weak_from_this(), into](bool) {
+      if (const auto self = link.lock()) self->ReadAfterPause(into);
+    });
   }
 
   void OnWriteDone(bool ok) {
