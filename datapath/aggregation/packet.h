@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Packets between workers and an aggregator in the network. A software aggregator, an XDP program
-// and a P4 switch share one layout: fixed offsets, network byte order, no optional fields before
-// the lanes, and one octet that selects how the rest is parsed. Bytes: proto/WIRE.md section 4.
+// Packets between workers and an aggregator in the network. A software aggregator and a P4
+// switch share one layout: fixed offsets, network byte order, no optional fields before the lanes,
+// and one octet that selects how the rest is parsed. Bytes: proto/WIRE.md section 4.
 
 #include <array>
 #include <cstddef>

@@ -147,10 +147,9 @@ class HttplibServer : public HttpServer {
   Status Metrics(const Request&, Response& response) {
     WEIR_ASSIGN_OR_RETURN(const std::vector<ShardStatus> shards, aggregator_.Shards());
     WEIR_ASSIGN_OR_RETURN(const std::vector<LeaseStatus> leases, aggregator_.Leases());
-    WEIR_ASSIGN_OR_RETURN(const std::optional<OffloadStatus> kernel, aggregator_.Offload());
     std::optional<TlsHealth> tls;
     if (!options_.tls_cert.empty()) tls = tls_.Health();
-    response.set_content(MetricsText(options_.version, shards, leases, kernel, tls),
+    response.set_content(MetricsText(options_.version, shards, leases, tls),
                          "text/plain; version=0.0.4; charset=utf-8");
     return OkStatus();
   }

@@ -108,7 +108,7 @@ json LeaseObject(const LeaseGrant& grant) {
   for (const uint8_t level : grant.lease.levels) levels.push_back(level);
   return {{"job", grant.job},
           {"parent", std::move(parent)},
-          {"plane", grant.offloaded ? "xdp" : "software"},
+          {"plane", "software"},
           {"lease", grant.lease.id},
           {"epoch", grant.lease.epoch},
           {"mode", std::string(ModeName(grant.lease.mode))},

@@ -29,7 +29,7 @@ inline constexpr size_t kLeaseBytesMax = 16384;
 StatusOr<LeaseRequest> ParseLeaseRequest(std::string_view json);
 
 /// {"job", "owner", "lease", "epoch", "cookie", "mode", "address", "port", "shard", "first_slot",
-/// "slots", "lanes", "workers", "plane": "software" or "xdp"}; the cookie as 16 hexadecimal digits.
+/// "slots", "lanes", "workers", "plane": "software"}; the cookie as 16 hexadecimal digits.
 std::string GrantJson(const LeaseGrant& grant);
 
 /// {"leases": [as above without cookie and owner, with "idle_s" and "waiting": {"slot", "round",

@@ -16,9 +16,6 @@
 #include "deploy/program/hidden_command.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
-#ifdef WEIR_XDP
-#include "datapath/aggregation/xdp/xdp_offload.h"
-#endif
 
 namespace weir::aggregation {
 namespace {
@@ -34,8 +31,6 @@ struct AggregatorFlags {
   double stall_s = 5;
   double idle_s = 3600;
   bool insecure = false;
-  std::vector<std::string> xdp;
-  std::string xdp_mode = "any";
 };
 
 void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
@@ -94,13 +89,6 @@ void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
       ->capture_default_str();
   app.add_option("--seed", server.seed, "seed of the losses that --drop injects")
       ->capture_default_str();
-  app.add_option("--xdp", flags->xdp,
-                 "interface whose workers' leases the kernel serves where it can (modes sum and "
-                 "table, \"checked\": false); may be repeated; needs root and --shards 1")
-      ->type_name("IFACE");
-  app.add_option("--xdp-mode", flags->xdp_mode,
-                 "any, native (in the interface's driver) or generic")
-      ->capture_default_str();
   app.add_option("--log-level", flags->log_level, "debug, info, warning or error")
       ->capture_default_str();
 }
@@ -141,9 +129,6 @@ Status Complete(AggregatorFlags* flags) {
                                   "--tls-key, or --insecure"));
   }
   flags->http.goodput_bits_per_s = 1e9 * flags->goodput_gbit_per_s;
-  if (!flags->xdp.empty() && flags->server.shards != 1) {
-    return InvalidArgument(StrCat("--xdp: expected --shards 1, found ", flags->server.shards));
-  }
   flags->server.buffer_bytes = static_cast<int>(flags->buffer_mib * (1 << 20));
   return OkStatus();
 }
@@ -185,21 +170,6 @@ class LeaseWatch {
   std::map<std::string, TimePoint> told_;  // job -> when the round of the last message began
 };
 
-#ifdef WEIR_XDP
-Status StartXdp(const AggregatorFlags& flags, AggregatorServer* server) {
-  XdpOffloadOptions options{.interfaces = flags.xdp, .socket = server->socket()};
-  WEIR_ASSIGN_OR_RETURN(options.mode, ParseXdpAttachMode(flags.xdp_mode));
-  options.plane.limits = flags.server.limits;
-  WEIR_ASSIGN_OR_RETURN(std::unique_ptr<XdpOffload> offload, XdpOffload::Start(options));
-  server->UseOffload(std::move(offload));
-  return OkStatus();
-}
-#else
-Status StartXdp(const AggregatorFlags&, AggregatorServer*) {
-  return InvalidArgument("--xdp: this build has no aggregator in the kernel (clang and libbpf)");
-}
-#endif
-
 int Fail(const Status& status) {
   Log(LogLevel::kError, "aggregator", Message(status));
   return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound
@@ -223,10 +193,6 @@ int Main(int argc, char** argv) {
   if (!complete.ok()) return Fail(complete);
   const auto server = AggregatorServer::Start(flags.server);
   if (!server.ok()) return Fail(server.status());
-  if (!flags.xdp.empty()) {
-    const Status attached = StartXdp(flags, server->get());
-    if (!attached.ok()) return Fail(attached);
-  }
   const auto http = HttpServer::Start(flags.http, server->get());
   if (!http.ok()) return Fail(http.status());
   const auto shards = (*server)->Shards();

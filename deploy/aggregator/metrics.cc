@@ -59,38 +59,6 @@ void AddPackets(const std::vector<ShardStatus>& shards, Page* page) {
   }
 }
 
-// Counters of the kernel's program; the sockets count packets that never reach it.
-void AddKernel(const OffloadStatus& kernel, Page* page) {
-  const AggregatorCounters& c = kernel.counters.packets;
-  page->Family("weir_aggregator_kernel_packets_total",
-               "Number of packets that the program in the kernel has handled, by outcome.",
-               MetricType::Counter);
-  const std::pair<const char*, uint64_t> outcomes[] = {
-      {"added", c.added},
-      {"completed", c.completed},
-      {"served_again", c.served},
-      {"noticed", c.noticed},
-      {"duplicate", c.duplicate},
-      {"stale", c.stale},
-      {"early", c.early},
-      {"foreign", c.foreign},
-      {"passed_to_socket", kernel.counters.passed}};
-  for (const auto& [outcome, count] : outcomes) page->Add({{"outcome", outcome}}, count);
-  page->Family("weir_aggregator_kernel_replies_total",
-               "Number of replies that the kernel passed to the loading program or lost, by fate.",
-               MetricType::Counter);
-  const std::pair<const char*, uint64_t> fates[] = {{"handed", kernel.counters.handed},
-                                                    {"ring_full", kernel.counters.ring_full},
-                                                    {"unsent", kernel.counters.unsent}};
-  for (const auto& [fate, count] : fates) page->Add({{"fate", fate}}, count);
-  page->Family("weir_aggregator_kernel_granted_slots",
-               "Number of slots that leases in the kernel hold.", MetricType::Gauge);
-  page->Add({}, uint64_t{kernel.slots_granted});
-  page->Family("weir_aggregator_kernel_leases", "Number of leases that the kernel serves.",
-               MetricType::Gauge);
-  page->Add({}, uint64_t{kernel.leases});
-}
-
 void AddShards(const std::vector<ShardStatus>& shards, Page* page) {
   const auto family = [&](const char* name, const char* help, MetricType type, auto value) {
     page->Family(name, help, type);
@@ -152,14 +120,12 @@ MetricLabels LabelsOf(const LeaseGrant& grant) {
 
 std::string MetricsText(const std::string& version, const std::vector<ShardStatus>& shards,
                         const std::vector<LeaseStatus>& leases,
-                        const std::optional<OffloadStatus>& kernel,
                         const std::optional<TlsHealth>& tls) {
   Page page;
   page.Family("weir_aggregator_info", "The aggregator's version; always 1.", MetricType::Gauge);
   page.Add({{"version", version}}, 1.0);
   AddPackets(shards, &page);
   AddShards(shards, &page);
-  if (kernel.has_value()) AddKernel(*kernel, &page);
   if (tls.has_value()) AddTls(*tls, &page);
   page.Family("weir_aggregator_oldest_round_age_seconds",
               "Age in seconds of the job's oldest incomplete round; 0 if no round is incomplete.",

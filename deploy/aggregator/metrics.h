@@ -12,11 +12,10 @@
 
 namespace weir::aggregation {
 
-/// The page in the format of Prometheus. kernel: the state of the data plane in the kernel, if
-/// there is one. tls: the state of the certificate, if there is one. Thread-safe.
+/// The page in the format of Prometheus. tls: the state of the certificate, if there is one.
+/// Thread-safe.
 std::string MetricsText(const std::string& version, const std::vector<ShardStatus>& shards,
                         const std::vector<LeaseStatus>& leases,
-                        const std::optional<OffloadStatus>& kernel,
                         const std::optional<TlsHealth>& tls);
 
 }  // namespace weir::aggregation

@@ -28,11 +28,7 @@ PROGRAMS = {"controller": BUILD / "controller" / "server" / "weir-controller",
             "agent": BUILD / "agent" / "weir-agent",
             "aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 OVERLAYS = sorted(path.name for path in (HERE / "overlays").iterdir())
-WITH_AGGREGATOR = ("overlays/aggregator", "overlays/aggregator-xdp", "overlays/tls-aggregator")
-IN_KERNEL = "overlays/aggregator-xdp"
-# Capabilities that the aggregator in the kernel needs, as its unit for systemd has them.
-KERNEL_CAPABILITIES = re.search(r"(?m)^AmbientCapabilities=(.*)$", (
-    ROOT / "deploy/systemd/weir-aggregator-xdp.conf").read_text(encoding="utf-8"))[1].replace("CAP_", "").split()
+WITH_AGGREGATOR = ("overlays/aggregator", "overlays/tls-aggregator")
 EVERYTHING = ["base"] + [f"overlays/{name}" for name in OVERLAYS]
 
 
@@ -161,9 +157,7 @@ class RulesTest(unittest.TestCase):
             self.assertTrue(security["readOnlyRootFilesystem"], where)
             self.assertFalse(security["allowPrivilegeEscalation"], where)
             self.assertEqual(security["capabilities"]["drop"], ["ALL"], where)
-            if where == f"{IN_KERNEL}: weir-aggregator/aggregator":
-                self.assertEqual(security["capabilities"]["add"], KERNEL_CAPABILITIES, where)
-            elif container["name"] != "socket-directory":  # it makes the directory for all others
+            if container["name"] != "socket-directory":  # it makes the directory for all others
                 self.assertTrue(security["runAsNonRoot"], where)
                 self.assertNotIn("add", security["capabilities"], where)
             self.assertFalse(spec["automountServiceAccountToken"], where)
@@ -318,10 +312,7 @@ class RulesTest(unittest.TestCase):
                 self.assertEqual((service["metadata"]["namespace"], service["spec"]["ports"][0]["port"]),
                                  (space, int(port)), folder)
                 pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
-                if pods["spec"]["template"]["spec"].get("hostNetwork"):
-                    self.assertNotIn("to", egress[0], folder)   # no pod has the address of a node
-                else:
-                    self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
+                self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
                 self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
 
     def test_a_namespace_permits_the_needs_of_its_pods(self):
@@ -396,12 +387,9 @@ class StartTest(unittest.TestCase):
             if value.startswith(tuple(mounts.values())):
                 value = str(self.directory / value.lstrip("/"))
             arguments.append(flag + equals + value)
-        self.assertEqual(item["spec"]["template"]["spec"].get("hostNetwork", False),
-                         name == "agent" or (folder, name) == (IN_KERNEL, "aggregator"))
-        added = container["securityContext"]["capabilities"].get("add", [])
-        held = ",".join(["-all"] + [f"+{name.lower()}" for name in added])
-        # Root within a container has only the added capabilities.
-        return ["setpriv", f"--bounding-set={held}", f"--inh-caps={held}", str(PROGRAMS[name]), *arguments], \
+        self.assertEqual(item["spec"]["template"]["spec"].get("hostNetwork", False), name == "agent")
+        # Root within a container has no capability.
+        return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", str(PROGRAMS[name]), *arguments], \
             self.readiness(container)
 
     def readiness(self, container):
@@ -453,23 +441,6 @@ class StartTest(unittest.TestCase):
         self.starts("overlays/aggregator", "aggregator")
         shutil.rmtree(self.directory / "etc")
         self.starts("overlays/aggregator", "controller")
-
-    def test_aggregator_in_the_kernel(self):
-        network.run("ip", "-n", self.namespace, "link", "add", "eth0", "type", "veth", "peer", "name", "far")
-        network.run("ip", "-n", self.namespace, "link", "set", "eth0", "up")
-        try:
-            self.starts(IN_KERNEL, "aggregator")
-        except AssertionError as error:
-            if "cannot load its program into the kernel" in str(error) and self.kernel_refuses_root():
-                self.skipTest(f"no program may be loaded here: {error}")
-            raise
-
-    def kernel_refuses_root(self):
-        """Whether not even the whole of root may load the aggregator's program."""
-        done = subprocess.run(["ip", "netns", "exec", self.namespace, "timeout", "5", PROGRAMS["aggregator"], "--xdp",
-                               "eth0", "--port", "0", "--http", "127.0.0.1:0"], timeout=20, text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        return "cannot load its program into the kernel" in done.stdout
 
     def test_ranks_over_tcp(self):
         self.starts("overlays/restricted-pods", "agent")

@@ -55,22 +55,6 @@ class SystemdTest(unittest.TestCase):
             _, words = self.analyze("verify", "--man=no", wrong)
             self.assertIn("perhaps", words)
 
-    def test_the_drop_in_for_the_kernel_is_accepted_and_stays_confined(self):
-        unit = self.with_built_program("weir-aggregator")
-        drop_in = self.directory / "weir-aggregator.service.d" / "xdp.conf"
-        drop_in.parent.mkdir()
-        text = (UNITS / "weir-aggregator-xdp.conf").read_text(encoding="utf-8")
-        drop_in.write_text(text, encoding="utf-8")
-        code, words = self.analyze("verify", "--man=no", unit)
-        self.assertEqual((code, [line for line in words.splitlines() if "xdp.conf" in line]), (0, []), words)
-        code, words = self.analyze("security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE_MAX * 10:g}",
-                                   unit)
-        self.assertEqual(code, 0, words[-300:])
-        for allowed in ("load BPF programs", "allocate netlink sockets", "network configuration privileges"):
-            self.assertIn(allowed, words)
-        drop_in.write_text(text.replace("=bpf", "=bpff"), encoding="utf-8")
-        self.assertIn("bpff", self.analyze("verify", "--man=no", unit)[1])
-
     def test_units_are_confined(self):
         for unit in PROGRAMS:
             code, words = self.analyze("security", "--offline=true", "--no-pager",

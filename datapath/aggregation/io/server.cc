@@ -136,9 +136,6 @@ StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
   // from job to job.
   grant.lease.epoch = ++last_epoch_;
   WEIR_RETURN_IF_ERROR(Place(&grant));
-  if (held != leases_.end() && held->second.offloaded != grant.offloaded) {
-    (void)End(held->second);  // harmless if it fails: its packets are dropped already
-  }
   grant.granted_at = RealClock().Now();
   leases_.insert_or_assign(request.job, grant);
   return grant;
@@ -147,17 +144,6 @@ StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
 Status AggregatorServer::Place(LeaseGrant* grant) {
   Shard& shard = *shards_[static_cast<size_t>(grant->shard)];
   grant->address = shard.address();
-  // The offload sends its replies from the first shard's socket.
-  const bool here = offload_ != nullptr && grant->shard == 0 && !grant->parent.has_value();
-  if (here && offload_->Takes(grant->lease)) {
-    const StatusOr<SlotRange> range = offload_->Grant(grant->lease, grant->workers, grant->address);
-    grant->offloaded = range.ok();
-    if (range.ok()) grant->range = *range;
-    const StatusCode code = range.status().code();
-    if (code != StatusCode::kResourceExhausted && code != StatusCode::kUnavailable) {
-      return range.status();
-    }
-  }
   return shard.Call([&](Aggregator* aggregator) -> Status {
     WEIR_ASSIGN_OR_RETURN(grant->range,
                           aggregator->Grant(grant->lease, grant->workers, grant->parent));
@@ -167,14 +153,8 @@ Status AggregatorServer::Place(LeaseGrant* grant) {
 
 Status AggregatorServer::End(const LeaseGrant& grant) {
   const Lease& lease = grant.lease;
-  if (grant.offloaded) return offload_->Revoke(lease.id, lease.epoch);
   return shards_[static_cast<size_t>(grant.shard)]->Call(
       [&lease](Aggregator* aggregator) { return aggregator->Revoke(lease.id, lease.epoch); });
-}
-
-void AggregatorServer::UseOffload(std::unique_ptr<LeaseOffload> offload) {
-  MutexLock lock(mutex_);
-  offload_ = std::move(offload);
 }
 
 StatusOr<LeaseGrant*> AggregatorServer::Find(const std::string& job, uint32_t epoch) {
@@ -227,17 +207,12 @@ StatusOr<std::vector<LeaseStatus>> AggregatorServer::Leases() {
     WEIR_RETURN_IF_ERROR(shards_[s]->Call([&all, s](Aggregator* aggregator) {
       const TimePoint now = RealClock().Now();
       for (LeaseStatus& status : all) {
-        if (static_cast<size_t>(status.grant.shard) != s || status.grant.offloaded) continue;
+        if (static_cast<size_t>(status.grant.shard) != s) continue;
         const uint16_t id = status.grant.lease.id;
         FillIn(now, aggregator->OldestOpenRound(id), aggregator->LastUsed(id), &status);
       }
       return OkStatus();
     }));
-  }
-  for (LeaseStatus& status : all) {
-    if (!status.grant.offloaded) continue;
-    const uint16_t id = status.grant.lease.id;
-    FillIn(RealClock().Now(), offload_->OldestOpenRound(id), offload_->LastUsed(id), &status);
   }
   return all;
 }
@@ -250,25 +225,11 @@ StatusOr<std::vector<ShardStatus>> AggregatorServer::Shards() {
     WEIR_ASSIGN_OR_RETURN(all[s].counters, shards_[s]->Counters());
   }
   for (const auto& [job, grant] : leases_) {
-    if (grant.offloaded) continue;
     ShardStatus& shard = all[static_cast<size_t>(grant.shard)];
     shard.slots_granted += grant.range.count;
     ++shard.leases;
   }
   return all;
-}
-
-StatusOr<std::optional<OffloadStatus>> AggregatorServer::Offload() {
-  MutexLock lock(mutex_);
-  if (offload_ == nullptr) return std::optional<OffloadStatus>();
-  OffloadStatus status;
-  WEIR_ASSIGN_OR_RETURN(status.counters, offload_->Counters());
-  for (const auto& [job, grant] : leases_) {
-    if (!grant.offloaded) continue;
-    status.slots_granted += grant.range.count;
-    ++status.leases;
-  }
-  return std::optional<OffloadStatus>(status);
 }
 
 std::string Describe(const LeaseGrant& grant, const StalledRound& stalled) {

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "datapath/aggregation/io/lease_offload.h"
 #include "datapath/aggregation/io/shard.h"
 #include "datapath/aggregation/lease.h"
 #include "datapath/base/mutex.h"
@@ -50,8 +49,7 @@ struct LeaseGrant {
   Lease lease;
   int shard = 0;
   SourceAddress address = 0;  // where its workers send
-  SlotRange range = {};       // of the shard's slots, or of the offload's
-  bool offloaded = false;
+  SlotRange range = {};       // of the shard's slots
   std::vector<SourceAddress> workers = {};
   std::optional<ParentLease> parent = {};
   TimePoint granted_at = {};
@@ -77,25 +75,11 @@ struct ShardStatus {
   uint32_t leases = 0;
 };
 
-/// The status of the data plane in front of the shards.
-struct OffloadStatus {
-  OffloadCounters counters;
-  uint32_t slots_granted = 0;
-  uint32_t leases = 0;
-};
-
 /// Thread-safe. All calls that use a shard may fail as Shard::Call does.
 class AggregatorServer {
  public:
   /// kInvalidArgument names an option; kUnavailable: a port cannot be bound.
   static StatusOr<std::unique_ptr<AggregatorServer>> Start(const ServerOptions& options);
-
-  /// From now on, leases that fit `offload` go there. It must let packets of other leases pass. To
-  /// be called at most once, before the first grant.
-  void UseOffload(std::unique_ptr<LeaseOffload> offload) WEIR_EXCLUDES(mutex_);
-
-  /// The socket of the first shard, from which an offload sends its replies.
-  int socket() const { return shards_.front()->socket(); }
 
   /// Grants a lease on the shard with the fewest granted slots. The owner of a job's lease gets
   /// another epoch of it on the same shard, with all slots empty, and packets of the earlier epoch
@@ -117,10 +101,6 @@ class AggregatorServer {
 
   StatusOr<std::vector<ShardStatus>> Shards() WEIR_EXCLUDES(mutex_);
 
-  /// The status of what was passed to UseOffload, or nothing without one. As
-  /// LeaseOffload::Counters.
-  StatusOr<std::optional<OffloadStatus>> Offload() WEIR_EXCLUDES(mutex_);
-
   const ServerOptions& options() const { return options_; }
 
  private:
@@ -134,7 +114,6 @@ class AggregatorServer {
   const ServerOptions options_;
   std::vector<std::unique_ptr<Shard>> shards_;  // constant after Start
   Mutex mutex_;
-  std::unique_ptr<LeaseOffload> offload_ WEIR_GUARDED_BY(mutex_);
   std::map<std::string, LeaseGrant> leases_ WEIR_GUARDED_BY(mutex_);  // at most shards * leases
   uint32_t last_epoch_ WEIR_GUARDED_BY(mutex_) = 0;                   // the highest of any lease
 };

@@ -115,19 +115,6 @@ StatusOr<std::unique_ptr<UdpPort>> UdpPort::Bind(const UdpPortOptions& options) 
   return port;
 }
 
-StatusOr<std::unique_ptr<UdpPort>> UdpPort::ForSending(mesh::UniqueFd fd) {
-  sockaddr_in address = {};
-  socklen_t size = sizeof address;
-  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-      address.sin_family != AF_INET) {
-    return Unavailable("no IPv4 socket to send from");
-  }
-  std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), true));
-  port->address_ = ToSourceAddress(address);
-  port->row_bytes_ = RowBytesFor(port->address_);
-  return port;
-}
-
 Status UdpPort::Connect(SourceAddress peer) {
   const sockaddr_in address = ToSocketAddress(peer);
   if (connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {

@@ -43,9 +43,6 @@ class UdpPort {
   /// kInvalidArgument: not an IPv4 address. kUnavailable: it cannot be bound; the message has the
   /// cause.
   static StatusOr<std::unique_ptr<UdpPort>> Bind(const UdpPortOptions& options);
-  /// A sending queue for a bound IPv4 socket whose datagrams are received elsewhere. kUnavailable:
-  /// `fd` is not such a socket.
-  static StatusOr<std::unique_ptr<UdpPort>> ForSending(mesh::UniqueFd fd);
   ~UdpPort();
   UdpPort(const UdpPort&) = delete;
   UdpPort& operator=(const UdpPort&) = delete;

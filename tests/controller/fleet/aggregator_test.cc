@@ -109,18 +109,17 @@ TEST(AggregatorApiTest, StrangeAnswersAreErrorsThatKeepTheCookie) {
   EXPECT_FALSE(ReadCapacity("\xff", &out).ok());
   EXPECT_FALSE(ReadLeases(R"({"leases":{}})", &out).ok());
   EXPECT_FALSE(ReadLeases(R"({"leases":[1]})", &out).ok());
-  ASSERT_TRUE(
-      ReadLeases(R"({"leases":[{"job":"a\nb","plane":"xdp","epoch":99999999999,"idle_s":-1,)"
-                 R"("workers":[1,"10.0.0.1:1"],"waiting":{"age_s":4.5,"slot":2,)"
-                 R"("missing":[{"worker":1,"address":"10.0.0.2:1"},7]}}]})",
-                 &out)
-          .ok());
+  ASSERT_TRUE(ReadLeases(R"({"leases":[{"job":"a\nb","plane":"p4","epoch":99999999999,"idle_s":-1,)"
+                         R"("workers":[1,"10.0.0.1:1"],"waiting":{"age_s":4.5,"slot":2,)"
+                         R"("missing":[{"worker":1,"address":"10.0.0.2:1"},7]}}]})",
+                         &out)
+                  .ok());
   ASSERT_EQ(out.leases.size(), 1);
   EXPECT_EQ(out.leases[0].job, "a?b");
   EXPECT_EQ(out.leases[0].epoch, UINT32_MAX);
   EXPECT_EQ(out.leases[0].idle_s, 0);
   EXPECT_EQ(out.leases[0].waiting_s, 4.5);
-  EXPECT_EQ(out.leases[0].plane, "xdp");
+  EXPECT_EQ(out.leases[0].plane, "p4");
   EXPECT_THAT(out.leases[0].missing, ElementsAre("1 (10.0.0.2:1)"));
 }
 

@@ -209,7 +209,7 @@ TEST(FloatWorkerTest, AnAggregatorAddsExactlyOrAsASwitchThatCannotShift) {
   const Lease lease = {
       .id = 1, .epoch = 1, .mode = PacketMode::kFloat, .workers = 2, .slots = 1, .lanes = 8};
   for (const bool exact : {true, false}) {
-    LossyWorld world(lease, {}, nullptr, exact);
+    LossyWorld world(lease, {}, exact);
     FloatWorker first(lease, kFastTimeouts, 0), second(lease, kFastTimeouts, 1);
     std::vector<float> small = {1}, large = {1024};  // ten bits apart, more than are free
     ASSERT_TRUE(first.Begin(small, 0, world.now() + std::chrono::seconds(9)).ok());

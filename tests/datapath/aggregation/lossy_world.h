@@ -14,7 +14,6 @@
 #include "datapath/aggregation/worker.h"
 #include "datapath/base/check.h"
 #include "datapath/base/random.h"
-#include "tests/datapath/aggregation/trace_suite.h"
 
 namespace weir::aggregation {
 
@@ -42,16 +41,13 @@ inline std::vector<SourceAddress> AddressesOf(int workers) {
 
 class LossyWorld : public ReplySink {
  public:
-  /// plane: sums in place of the pure aggregator. exact_floats: as of AggregatorLimits.
-  LossyWorld(const Lease& lease, LinkFaults faults, DataPlane* plane = nullptr,
-             bool exact_floats = true)
+  /// exact_floats: as of AggregatorLimits.
+  LossyWorld(const Lease& lease, LinkFaults faults, bool exact_floats = true)
       : faults_(std::move(faults)),
-        plane_(plane),
         random_(faults_.seed),
         aggregator_({.slots = 1024, .slots_per_job = 1024, .exact_floats = exact_floats}) {
     const auto range = aggregator_.Grant(lease, AddressesOf(lease.workers));
     WEIR_CHECK(range.ok());
-    if (plane_ != nullptr) plane_->Grant(lease);
   }
 
   /// Runs until all workers are done or the limit has passed; crashed workers (null) stay silent.
@@ -148,12 +144,6 @@ class LossyWorld : public ReplySink {
   }
 
   void Deliver(const Event& event) {
-    if (event.to < 0 && plane_ != nullptr) {
-      for (const Emission& sent : plane_->OnPacket(AddressOf(event.from), event.bytes)) {
-        Send(sent.to, sent.packet);
-      }
-      return;
-    }
     if (event.to < 0) {
       aggregator_.OnPacket(AddressOf(event.from), event.bytes, now_, this);
       return;
@@ -165,7 +155,6 @@ class LossyWorld : public ReplySink {
   }
 
   const LinkFaults faults_;
-  DataPlane* const plane_;
   Random random_;
   Aggregator aggregator_;
   std::span<Worker* const> workers_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Answers that any aggregator must give to given packets, as data: the software one, and programs
-// in kernels and switches, run the same traces.
+// Answers that any aggregator must give to given packets, as data: the software one and programs
+// in switches run the same traces.
 
 #include <cstdint>
 #include <memory>

@@ -106,20 +106,6 @@ TEST_P(UdpPortRowsTest, PacketsArriveOneByOneInOrder) {
   EXPECT_EQ((*receiver)->counters().received, sizes.size());
 }
 
-TEST(UdpPortTest, ALineOfItsOwnSendsFromTheSameSocket) {
-  const auto owner = UdpPort::Bind({});
-  const auto receiver = UdpPort::Bind({});
-  ASSERT_TRUE(owner.ok() && receiver.ok());
-  const auto line = UdpPort::ForSending(mesh::UniqueFd(dup((*owner)->fd())));
-  ASSERT_TRUE(line.ok());
-  EXPECT_EQ((*line)->address(), (*owner)->address());
-  (*line)->Send((*receiver)->address(), std::vector<std::byte>(100));
-  (*line)->Flush();
-  EXPECT_EQ(Collect(receiver->get(), 1).size(), 1u);
-  EXPECT_EQ(Message(UdpPort::ForSending(mesh::UniqueFd(-1)).status()),
-            "no IPv4 socket to send from");
-}
-
 TEST(UdpPortTest, EveryAddresseeGetsEveryPacket) {
   const auto sender = UdpPort::Bind({});
   ASSERT_TRUE(sender.ok());
