@@ -4,7 +4,6 @@
 #include <netinet/udp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
@@ -29,6 +28,7 @@ constexpr size_t kJoinedMax = 65536;  // the kernel joins at most this much
 constexpr size_t kRowPacketsMax = 60;
 constexpr size_t kLineBytes = size_t{1} << 20;
 constexpr size_t kRowsMax = 1024;
+constexpr size_t kRowsOpenMax = 64;  // a packet extends one of so many last rows, or begins one
 constexpr Duration kFlushMax = std::chrono::milliseconds(10);
 
 // A privileged program may exceed the administrator's limit. That matters because a window of
@@ -68,10 +68,10 @@ struct UdpPort::Incoming {
 
 struct UdpPort::Outgoing {
   std::array<mmsghdr, kBatch> messages = {};
-  std::array<iovec, kBatch> parts = {};
+  std::array<iovec, kBatch> singles = {};  // pieces of messages that are no row
   std::array<sockaddr_in, kBatch> to = {};
   std::array<Control, kBatch> control;
-  std::array<Row, kBatch> rows = {};
+  std::array<const Row*, kBatch> rows = {};  // null: a single packet
   size_t count = 0;
 };
 
@@ -83,7 +83,6 @@ UdpPort::UdpPort(mesh::UniqueFd fd, bool rows)
   segments_ = can_segment_;
   line_.resize(kLineBytes);
   rows_.reserve(kRowsMax);
-  addresses_.reserve(kRowsMax * 4);
 }
 
 void UdpPort::PrepareToReceive(bool rows) {
@@ -179,81 +178,106 @@ bool UdpPort::Receive(const Sink& sink) {
 
 // ---- sending
 
-bool UdpPort::Extends(const Row& row, std::span<const SourceAddress> to, size_t size) const {
+bool UdpPort::Extends(const Row& row, size_t size) const {
   // A row ends with the first packet that is shorter than the others.
-  if (size == 0 || size > row.segment || row.size != row.packets * row.segment) return false;
-  if (row.packets == kRowPacketsMax || row.size + size > row_bytes_) return false;
-  return row.to_count == to.size() &&
-         std::equal(to.begin(), to.end(), addresses_.begin() + static_cast<ptrdiff_t>(row.to));
+  return size > 0 && size <= row.segment && row.bytes == row.packets * row.segment &&
+         row.packets < kRowPacketsMax && row.bytes + size <= row_bytes_;
+}
+
+// Replies go to the same addresses in the same order again and again, so the row after the one that
+// was used last is usually the right one.
+UdpPort::Row& UdpPort::RowFor(SourceAddress to, size_t size) {
+  const size_t oldest = rows_used_ > kRowsOpenMax ? rows_used_ - kRowsOpenMax : 0;
+  for (size_t i = oldest; i < rows_used_; ++i) {
+    row_recent_ = row_recent_ + 1 < rows_used_ ? std::max(row_recent_ + 1, oldest) : oldest;
+    Row& row = rows_[row_recent_];
+    if (row.ended || row.to != to) continue;
+    if (Extends(row, size)) return row;
+    row.ended = true;
+    break;
+  }
+  if (rows_used_ == rows_.size()) rows_.emplace_back();
+  row_recent_ = rows_used_++;
+  Row& row = rows_[row_recent_];
+  row.pieces.clear();
+  row = {.to = to, .segment = size, .pieces = std::move(row.pieces)};
+  return row;
 }
 
 void UdpPort::Send(std::span<const SourceAddress> to, std::span<const std::byte> packet) {
   WEIR_CHECK(packet.size() <= kPacketBytesMax && to.size() <= kWorkersMax);
-  if (line_size_ + packet.size() > line_.size() || rows_.size() == kRowsMax) Flush();
-  if (!packet.empty()) std::memcpy(line_.data() + line_size_, packet.data(), packet.size());
-  if (!rows_.empty() && Extends(rows_.back(), to, packet.size())) {
-    rows_.back().size += packet.size();
-    ++rows_.back().packets;
-  } else {
-    rows_.push_back({.to = addresses_.size(),
-                     .to_count = to.size(),
-                     .at = line_size_,
-                     .size = packet.size(),
-                     .segment = packet.size(),
-                     .packets = 1});
-    addresses_.insert(addresses_.end(), to.begin(), to.end());
-  }
+  const bool full = line_size_ + packet.size() > line_.size() || rows_used_ + to.size() > kRowsMax;
+  if (full) Flush();
+  std::byte* const at = line_.data() + line_size_;
+  if (!packet.empty()) std::memcpy(at, packet.data(), packet.size());
   line_size_ += packet.size();
+  for (const SourceAddress address : to) {
+    Row& row = RowFor(address, packet.size());
+    row.bytes += packet.size();
+    ++row.packets;
+    iovec* const last = row.pieces.empty() ? nullptr : &row.pieces.back();
+    if (last != nullptr && static_cast<std::byte*>(last->iov_base) + last->iov_len == at) {
+      last->iov_len += packet.size();
+    } else {
+      row.pieces.push_back({at, packet.size()});
+    }
+  }
 }
 
 void UdpPort::Flush() {
-  if (rows_.empty()) return;
+  if (rows_used_ == 0) return;
   const TimePoint deadline = RealClock().Now() + kFlushMax;
-  for (const Row& row : rows_) {
-    for (size_t i = 0; i < row.to_count; ++i) {
-      const SourceAddress to = addresses_[row.to + i];
-      if (segments_) {
-        AddMessage(row, to, deadline);
-        continue;
-      }
-      for (size_t p = 0; p < row.packets; ++p) {
-        Row one = row;
-        one.at = row.at + p * row.segment;
-        one.size = std::min(row.segment, row.at + row.size - one.at);
-        one.packets = 1;
-        AddMessage(one, to, deadline);
-      }
+  for (Row& row : std::span(rows_).first(rows_used_)) {
+    if (segments_ && row.packets > 1) {
+      AddMessage(row.to, row.pieces, &row, deadline);
+    } else {
+      AddSinglePackets(row, deadline);
     }
   }
   SendMessages(deadline);
-  rows_.clear();
-  addresses_.clear();
+  rows_used_ = row_recent_ = 0;
   line_size_ = 0;
 }
 
-void UdpPort::AddMessage(const Row& row, SourceAddress to, TimePoint deadline) {
+void UdpPort::AddSinglePackets(const Row& row, TimePoint deadline) {
+  for (const iovec& piece : row.pieces) {
+    size_t at = 0;
+    do {  // an empty packet counts, too
+      const size_t size = std::min(row.segment, piece.iov_len - at);
+      iovec one = {static_cast<std::byte*>(piece.iov_base) + at, size};
+      AddMessage(row.to, {&one, 1}, nullptr, deadline);
+      at += size;
+    } while (at < piece.iov_len);
+  }
+}
+
+void UdpPort::AddMessage(SourceAddress to, std::span<iovec> pieces, const Row* row,
+                         TimePoint deadline) {
   Outgoing& out = *outgoing_;
   if (out.count == kBatch) SendMessages(deadline);
   const size_t i = out.count++;
   out.rows[i] = row;
-  out.parts[i] = {line_.data() + row.at, row.size};
+  if (row == nullptr) {
+    out.singles[i] = pieces[0];
+    pieces = {&out.singles[i], 1};
+  }
   msghdr& message = out.messages[i].msg_hdr;
   message = {};
-  message.msg_iov = &out.parts[i];
-  message.msg_iovlen = 1;
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = pieces.size();
   if (!connected_) {
     out.to[i] = ToSocketAddress(to);
     message.msg_name = &out.to[i];
     message.msg_namelen = sizeof out.to[i];
   }
-  if (row.packets == 1) return;
+  if (row == nullptr) return;
   message.msg_control = out.control[i].bytes.data();
   message.msg_controllen = CMSG_SPACE(sizeof(uint16_t));
   cmsghdr* const c = CMSG_FIRSTHDR(&message);
   c->cmsg_level = SOL_UDP;
   c->cmsg_type = UDP_SEGMENT;
   c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-  const auto segment = static_cast<uint16_t>(row.segment);
+  const auto segment = static_cast<uint16_t>(row->segment);
   std::memcpy(CMSG_DATA(c), &segment, sizeof segment);
 }
 
@@ -265,8 +289,11 @@ void UdpPort::SendMessages(TimePoint deadline) {
     const int count =
         sendmmsg(fd_.get(), out.messages.data() + done, static_cast<unsigned>(out.count - done),
                  MSG_DONTWAIT | MSG_NOSIGNAL);
-    for (int i = 0; i < count; ++i) counters_.sent += out.rows[done++].packets;
+    for (int i = 0; i < count; ++i, ++done) {
+      counters_.sent += out.rows[done] == nullptr ? 1 : out.rows[done]->packets;
+    }
     if (count > 0) {
+      counters_.messages += static_cast<uint64_t>(count);
       repeated = false;
       continue;
     }
@@ -290,21 +317,26 @@ void UdpPort::SendMessages(TimePoint deadline) {
 }
 
 void UdpPort::OnSendError(int error, size_t message) {
-  const Row& row = outgoing_->rows[message];
+  const Row* const row = outgoing_->rows[message];
   const bool cannot_cut = error == EINVAL || error == EIO || error == EOPNOTSUPP;
-  if (row.packets == 1 || !cannot_cut) {
-    counters_.unsent += row.packets;
+  if (row == nullptr || !cannot_cut) {
+    counters_.unsent += row == nullptr ? 1 : row->packets;
     return;
   }
   can_segment_ = segments_ = false;
   msghdr one = outgoing_->messages[message].msg_hdr;
   one.msg_control = nullptr;
   one.msg_controllen = 0;
-  for (size_t at = 0; at < row.size; at += row.segment) {
-    iovec part = {line_.data() + row.at + at, std::min(row.segment, row.size - at)};
-    one.msg_iov = &part;
-    const bool sent = sendmsg(fd_.get(), &one, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
-    ++(sent ? counters_.sent : counters_.unsent);
+  for (const iovec& piece : row->pieces) {
+    for (size_t at = 0; at < piece.iov_len; at += row->segment) {
+      iovec part = {static_cast<std::byte*>(piece.iov_base) + at,
+                    std::min(row->segment, piece.iov_len - at)};
+      one.msg_iov = &part;
+      one.msg_iovlen = 1;
+      const bool sent = sendmsg(fd_.get(), &one, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+      ++(sent ? counters_.sent : counters_.unsent);
+      if (sent) ++counters_.messages;
+    }
   }
 }
 

@@ -4,6 +4,8 @@
 // call. Where the kernel can segment and join datagrams (GSO, GRO), it sends and receives a row of
 // datagrams to one address as one message.
 
+#include <sys/uio.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,6 +33,7 @@ struct UdpPortOptions {
 struct UdpPortCounters {
   uint64_t received = 0;   // datagrams
   uint64_t sent = 0;       // datagrams that the kernel accepted
+  uint64_t messages = 0;   // messages in which they left: a row of datagrams is one
   uint64_t unsent = 0;     // datagrams that it did not accept in time; they count as lost
   uint64_t truncated = 0;  // datagrams that are too long for a packet
   uint64_t refused = 0;    // reports that no socket listens at the address of Connect()
@@ -61,7 +64,9 @@ class UdpPort {
   bool Receive(const Sink& sink);
 
   /// Queues a copy of `packet` for each of `to` (at most kWorkersMax), and flushes when the queue
-  /// is full. packet: at most kPacketBytesMax.
+  /// is full. packet: at most kPacketBytesMax. Each address has a row of its own, so packets to
+  /// others in between do not end it. O(size + addresses), for addresses among the 64 that were
+  /// used last.
   void Send(std::span<const SourceAddress> to, std::span<const std::byte> packet);
   void Send(SourceAddress to, std::span<const std::byte> packet) { Send({&to, 1}, packet); }
 
@@ -82,12 +87,14 @@ class UdpPort {
   const UdpPortCounters& counters() const { return counters_; }
 
  private:
-  /// Consecutive packets of one size to the same addresses; only the last one may be shorter.
+  /// Packets of one size to one address; only the last one may be shorter.
   struct Row {
-    size_t to = 0, to_count = 0;  // in addresses_
-    size_t at = 0, size = 0;      // in line_
+    SourceAddress to = 0;
     size_t segment = 0;
+    size_t bytes = 0;
     size_t packets = 0;
+    bool ended = false;              // later packets to this address have another row
+    std::vector<iovec> pieces = {};  // in line_; each is one packet or several that lie in a row
   };
   static constexpr int kSlots = 32;  // datagrams, or joined rows of them, per receiving call
   static constexpr int kBatch = 64;  // messages per sending call
@@ -98,8 +105,11 @@ class UdpPort {
 
   UdpPort(mesh::UniqueFd fd, bool rows);
   void PrepareToReceive(bool rows);
-  bool Extends(const Row& row, std::span<const SourceAddress> to, size_t size) const;
-  void AddMessage(const Row& row, SourceAddress to, TimePoint deadline);
+  bool Extends(const Row& row, size_t size) const;
+  /// The row that a packet of this size to this address belongs to, which may be a new one.
+  Row& RowFor(SourceAddress to, size_t size);
+  void AddSinglePackets(const Row& row, TimePoint deadline);
+  void AddMessage(SourceAddress to, std::span<iovec> pieces, const Row* row, TimePoint deadline);
   void SendMessages(TimePoint deadline);
   void OnSendError(int error, size_t message);
 
@@ -113,8 +123,8 @@ class UdpPort {
   std::vector<std::byte> slots_;
   std::vector<std::byte> line_;
   size_t line_size_ = 0;
-  std::vector<SourceAddress> addresses_;
-  std::vector<Row> rows_;
+  std::vector<Row> rows_;  // the first rows_used_ are queued; the others keep their memory
+  size_t rows_used_ = 0, row_recent_ = 0;
   std::unique_ptr<Incoming> incoming_;
   std::unique_ptr<Outgoing> outgoing_;
   UdpPortCounters counters_;

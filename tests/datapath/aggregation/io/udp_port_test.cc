@@ -128,6 +128,38 @@ TEST(UdpPortTest, EveryAddresseeGetsEveryPacket) {
   }
 }
 
+TEST(UdpPortTest, PacketsToOthersInBetweenEndNoRow) {
+  const auto sender = UdpPort::Bind({});
+  ASSERT_TRUE(sender.ok());
+  if (!(*sender)->sends_rows()) GTEST_SKIP() << "this kernel segments no rows";
+  std::vector<std::unique_ptr<UdpPort>> receivers;
+  std::vector<SourceAddress> to;
+  for (int i = 0; i < 3; ++i) {
+    receivers.push_back(std::move(*UdpPort::Bind({})));
+    to.push_back(receivers.back()->address());
+  }
+  // As replies of which some do not go to all.
+  std::vector<std::vector<std::vector<std::byte>>> expected(3);
+  for (int i = 0; i < 40; ++i) {
+    const std::vector<std::byte> packet = Bytes(1072, i);
+    std::vector<SourceAddress> some;
+    for (size_t r = 0; r < 3; ++r) {
+      if (i % 5 == static_cast<int>(r)) continue;
+      some.push_back(to[r]);
+      expected[r].push_back(packet);
+    }
+    (*sender)->Send(some, packet);
+    if (i % 7 != 0) continue;
+    (*sender)->Send(to[1], Bytes(1072, 100 + i));
+    expected[1].push_back(Bytes(1072, 100 + i));
+  }
+  (*sender)->Flush();
+  EXPECT_EQ((*sender)->counters().messages, 3u);
+  for (size_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(Collect(receivers[r].get(), expected[r].size()), expected[r]) << r;
+  }
+}
+
 TEST(UdpPortTest, DeadPeerIsNoticedAndForeignDatagramsStayAway) {
   auto peer = UdpPort::Bind({});
   const auto port = UdpPort::Bind({});
