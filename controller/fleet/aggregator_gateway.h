@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "controller/fleet/aggregator_api.h"
-#include "controller/fleet/name_lookup.h"
+#include "deploy/program/name_lookup.h"
 #include "datapath/base/clock.h"
 
 namespace weir {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "controller/fleet/name_lookup.h"
+#include "deploy/program/name_lookup.h"
 
 namespace weir {
 

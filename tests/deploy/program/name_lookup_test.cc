@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "controller/fleet/name_lookup.h"
+#include "deploy/program/name_lookup.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
