@@ -154,6 +154,14 @@ class SqliteStore : public Store {
     return deleted > 0 ? OkStatus() : NotFound(StrCat("no job '", name, "'"));
   }
 
+  Status ClaimPlan(const StoredPlan& plan) override {
+    WEIR_ASSIGN_OR_RETURN(const uint64_t highest, HighestPlanVersion(plan.job));
+    if (plan.version > highest) return PutPlan(plan);
+    return MakeStatus(StatusCode::kAlreadyExists,
+                      StrCat("job ", plan.job, " has had plan ", highest, " already, so plan ",
+                             plan.version, " is not new"));
+  }
+
   Status PutPlan(const StoredPlan& plan) override {
     WEIR_RETURN_IF_ERROR(Write("INSERT OR REPLACE INTO plan VALUES (?1, ?2, ?3, ?4, ?5)", plan.job,
                                Signed(plan.version), plan.payload, plan.state, plan.unix_s));

@@ -80,11 +80,15 @@ struct StoreLimits {
 };
 
 /// Durable state. Used by one thread at a time. A write that returned OK survives the death of the
-/// process. Errors: kUnavailable when the file stays locked or cannot be written, kDataLoss when it
-/// is damaged.
+/// process; those of PutNode and PutJob may need a Flush. Errors: kUnavailable when the file stays
+/// locked or cannot be written, or no quorum answers; kDataLoss when it is damaged;
+/// kFailedPrecondition when another controller leads (etcd); kResourceExhausted when it is full.
 class Store {
  public:
   virtual ~Store() = default;
+
+  /// Makes earlier writes durable. To be called several times a second.
+  virtual Status Flush() { return OkStatus(); }
 
   virtual Status PutNode(const StoredNode& node) = 0;
   /// OK also if there was none; so are the other deletions but DeleteJob's.
@@ -97,6 +101,9 @@ class Store {
   virtual Status DeleteJob(const std::string& name) = 0;
   virtual StatusOr<std::vector<StoredJob>> ListJobs() = 0;
 
+  /// Inserts a plan whose version has never been given: kAlreadyExists unless it is above all that
+  /// the job ever had, also those of controllers that led before. The only way to a new version.
+  virtual Status ClaimPlan(const StoredPlan& plan) = 0;
   /// Inserts or replaces by (job, version).
   virtual Status PutPlan(const StoredPlan& plan) = 0;
   virtual StatusOr<std::optional<StoredPlan>> GetPlan(std::string_view job, uint64_t version) = 0;

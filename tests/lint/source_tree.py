@@ -41,7 +41,7 @@ ALLOWED = {
     "controller/solver": {"datapath/base", "controller/model", "controller/policy",
                           "controller/objective"},
     "controller/rollout": {"datapath/base"},
-    "controller/store": {"datapath/base"},
+    "controller/store": {"datapath/base", "deploy/program"},
     "controller/job": {"datapath/base", "controller/model", "controller/policy",
                        "controller/solver", "controller/rollout"},
     "controller/messages": {"datapath/base", "proto", "controller/model", "controller/policy",
