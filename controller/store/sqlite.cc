@@ -2,71 +2,21 @@
 // The embedded store: one SQLite file in WAL mode. A write that returned is in the log file, so it
 // survives kill -9; only a power failure may lose the last moments (synchronous=NORMAL).
 
-#include <cstdio>
 #include <limits>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-#include "controller/store/sqlite_database.h"
+#include "controller/store/sqlite_backup.h"
+#include "controller/store/sqlite_schema.h"
 #include "controller/store/store.h"
 
 namespace weir {
 namespace {
 
-constexpr int64_t kSchemaVersion = 3;
 // The limits are enforced once in this many decisions.
 constexpr int64_t kCompactEvery = 64;
 constexpr int64_t kDeletedJobsMax = 10000;  // of which the highest plan version is kept
-
-constexpr const char* kSchema = R"sql(
-CREATE TABLE node (name TEXT PRIMARY KEY, payload TEXT NOT NULL, last_seen_unix_s REAL NOT NULL);
-CREATE TABLE job (name TEXT PRIMARY KEY, payload TEXT NOT NULL, updated_unix_s REAL NOT NULL);
-CREATE TABLE plan (job TEXT NOT NULL, version INTEGER NOT NULL, payload TEXT NOT NULL,
-                   state TEXT NOT NULL, unix_s REAL NOT NULL, PRIMARY KEY (job, version));
-CREATE TABLE decision (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, step INTEGER NOT NULL,
-                       unix_s REAL NOT NULL, payload TEXT NOT NULL, snapshot TEXT NOT NULL,
-                       policy TEXT NOT NULL);
-CREATE INDEX decision_by_job ON decision (job, id);
-CREATE TABLE policy (name TEXT PRIMARY KEY, source TEXT NOT NULL, applied_unix_s REAL NOT NULL);
-CREATE TABLE pin (job TEXT PRIMARY KEY, payload TEXT NOT NULL, unix_s REAL NOT NULL);
-CREATE TABLE audit (id INTEGER PRIMARY KEY AUTOINCREMENT, unix_s REAL NOT NULL, actor TEXT NOT NULL,
-                    action TEXT NOT NULL, target TEXT NOT NULL, detail TEXT NOT NULL);
-CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-)sql";
-
-// Version 2: texts that decisions share are stored once, by their hash, and decisions say whether
-// they switched the plan. Decisions of version 1 hold their policy and all of their inputs
-// themselves.
-constexpr const char* kSharedTexts = R"sql(
-CREATE TABLE shared_text (hash TEXT PRIMARY KEY, text TEXT NOT NULL);
-ALTER TABLE decision ADD COLUMN switched INTEGER NOT NULL DEFAULT 0;
-UPDATE decision SET switched = payload LIKE '%"switched":true%';
-ALTER TABLE decision ADD COLUMN base_hash TEXT NOT NULL DEFAULT '';
-ALTER TABLE decision ADD COLUMN policy_hash TEXT NOT NULL DEFAULT '';
-CREATE INDEX decision_by_switch ON decision (job, switched, id);
-)sql";
-
-// Version 3: the audit trail tells what was refused, and nothing can change it.
-constexpr const char* kAudit = R"sql(
-ALTER TABLE audit ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX audit_by_refused ON audit (refused, id);
-CREATE TRIGGER audit_is_append_only BEFORE UPDATE ON audit
-BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
-)sql";
-
-// The size of the texts that only this decision has.
-constexpr const char* kBytes = "length(payload) + length(snapshot) + length(policy)";
-
-/// The name of a shared text.
-std::string HashOf(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  char digits[33];
-  std::snprintf(digits, sizeof(digits), "%016llx%016llx",
-                static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return digits;
-}
+constexpr int64_t kPlansKept = 16;          // the newest of a job, whatever their size
+constexpr int64_t kFreedPagesMax = 512;     // given back to the file system at a time
+constexpr uint64_t kPageBytes = 4096;       // SQLite's default
 
 class SqliteStore : public Store {
  public:
@@ -74,30 +24,20 @@ class SqliteStore : public Store {
       : database_(std::move(database)), limits_(limits) {}
 
   Status Initialise() {
-    int64_t version = 0;
-    {
-      WEIR_ASSIGN_OR_RETURN(SqliteStatement read, database_->Prepare("PRAGMA user_version"));
-      WEIR_RETURN_IF_ERROR(read.Step().status());
-      version = read.Integer(0);
-    }
-    if (version == kSchemaVersion) return OkStatus();
-    if (version > kSchemaVersion) {
-      return FailedPrecondition(StrCat("state file '", database_->path(), "' has schema ", version,
-                                       "; this release knows up to ", kSchemaVersion));
-    }
-    const std::string sql =
-        StrCat("BEGIN IMMEDIATE;", version == 0 ? kSchema : "", version < 2 ? kSharedTexts : "",
-               kAudit, "PRAGMA user_version=", kSchemaVersion, ";COMMIT;");
-    const Status created = database_->Execute(sql);
-    if (!created.ok() && sqlite3_get_autocommit(database_->handle()) == 0) {
-      (void)database_->Execute("ROLLBACK");
-    }
-    return created;
+    WEIR_RETURN_IF_ERROR(BringToPresentSchema(*database_));
+    WEIR_RETURN_IF_ERROR(CheckRows(*database_));
+    WEIR_RETURN_IF_ERROR(
+        database_->Execute(StrCat("PRAGMA max_page_count=", limits_.bytes_max / kPageBytes)));
+    return OkStatus();
   }
 
   Status PutNode(const StoredNode& node) override {
-    WEIR_RETURN_IF_ERROR(Write("INSERT OR REPLACE INTO node VALUES (?1, ?2, ?3)", node.name,
-                               node.payload, node.last_seen_unix_s));
+    WEIR_RETURN_IF_ERROR(Write(
+        "INSERT INTO node VALUES (?1, ?2, ?3, row_sum(?1, ?2, ?3)) ON CONFLICT (name) DO UPDATE SET"
+        " payload = ?2, last_seen_unix_s = ?3, sum = row_sum(?1, ?2, ?3)",
+        node.name, node.payload, node.last_seen_unix_s));
+    // All agents may connect at once, and the limit needs the nodes in order.
+    if (++node_writes_ % kCompactEvery != 0) return OkStatus();
     return Write(
         "DELETE FROM node WHERE name IN (SELECT name FROM node ORDER BY last_seen_unix_s DESC"
         " LIMIT -1 OFFSET ?1)",
@@ -116,8 +56,11 @@ class SqliteStore : public Store {
   }
 
   Status PutJob(const StoredJob& job) override {
-    WEIR_RETURN_IF_ERROR(Write("INSERT OR REPLACE INTO job VALUES (?1, ?2, ?3)", job.name,
-                               job.payload, job.updated_unix_s));
+    WEIR_RETURN_IF_ERROR(
+        Write("INSERT OR REPLACE INTO job VALUES (?1, ?2, ?3, row_sum(?1, ?2, ?3))", job.name,
+              job.payload, job.updated_unix_s));
+    WEIR_ASSIGN_OR_RETURN(const int64_t jobs, Number("SELECT count(*) FROM job"));
+    if (jobs <= Signed(limits_.jobs_max)) return OkStatus();
     WEIR_ASSIGN_OR_RETURN(
         const auto forgotten,
         Read<std::string>(
@@ -137,8 +80,9 @@ class SqliteStore : public Store {
   Status DeleteJob(const std::string& name) override {
     // Ranks may still run a plan, so versions must not begin again.
     WEIR_RETURN_IF_ERROR(
-        Write("INSERT OR REPLACE INTO fact SELECT 'plans/' || ?1, max(version) FROM plan"
-              " WHERE job = ?1 HAVING max(version) IS NOT NULL",
+        Write("INSERT OR REPLACE INTO fact SELECT name, value, row_sum(name, value) FROM"
+              " (SELECT 'plans/' || ?1 AS name, CAST(max(version) AS TEXT) AS value FROM plan"
+              "  WHERE job = ?1 HAVING max(version) IS NOT NULL)",
               name));
     WEIR_RETURN_IF_ERROR(
         Write("DELETE FROM fact WHERE name LIKE 'plans/%' AND rowid NOT IN (SELECT rowid FROM fact"
@@ -163,10 +107,15 @@ class SqliteStore : public Store {
   }
 
   Status PutPlan(const StoredPlan& plan) override {
-    WEIR_RETURN_IF_ERROR(Write("INSERT OR REPLACE INTO plan VALUES (?1, ?2, ?3, ?4, ?5)", plan.job,
-                               Signed(plan.version), plan.payload, plan.state, plan.unix_s));
-    return Write("DELETE FROM plan WHERE job = ?1 AND version <= ?2 - ?3", plan.job,
-                 Signed(plan.version), Signed(limits_.plans_per_job_max));
+    WEIR_RETURN_IF_ERROR(
+        Write("INSERT OR REPLACE INTO plan (job, version, payload, state, unix_s, bytes, sum)"
+              " VALUES (?1, ?2, ?3, ?4, ?5, byte_count(?3), row_sum(?1, ?2, ?4, ?5, ?3))",
+              plan.job, Signed(plan.version), plan.payload, plan.state, plan.unix_s));
+    WEIR_RETURN_IF_ERROR(Write("DELETE FROM plan WHERE job = ?1 AND version <= ?2 - ?3", plan.job,
+                               Signed(plan.version), Signed(limits_.plans_per_job_max)));
+    if (plan.version % kPlansKept != 0) return OkStatus();
+    WEIR_RETURN_IF_ERROR(MakeRoomForPlans("job = ?1", plan.job, limits_.plan_bytes_per_job_max));
+    return MakeRoomForPlans("?1 = ''", "", limits_.plan_bytes_max);
   }
 
   StatusOr<std::optional<StoredPlan>> GetPlan(std::string_view job, uint64_t version) override {
@@ -198,7 +147,8 @@ class SqliteStore : public Store {
     WEIR_ASSIGN_OR_RETURN(const std::string policy, ShareText(decision.policy));
     WEIR_RETURN_IF_ERROR(
         Write("INSERT INTO decision (job, step, unix_s, payload, snapshot, policy, switched,"
-              " base_hash, policy_hash) VALUES (?1, ?2, ?3, ?4, ?5, '', ?6, ?7, ?8)",
+              " base_hash, policy_hash, bytes, sum) VALUES (?1, ?2, ?3, ?4, ?5, '', ?6, ?7, ?8,"
+              " byte_count(?4, ?5), row_sum(?1, ?2, ?3, ?6, ?7, ?8, ?4, ?5, ''))",
               decision.job, Signed(decision.step), decision.unix_s, decision.payload,
               decision.snapshot, int64_t{decision.switched}, base, policy));
     const int64_t id = sqlite3_last_insert_rowid(database_->handle());
@@ -208,7 +158,11 @@ class SqliteStore : public Store {
   }
 
   Status UpdateDecision(int64_t id, std::string_view payload) override {
-    WEIR_RETURN_IF_ERROR(Write("UPDATE decision SET payload = ?2 WHERE id = ?1", id, payload));
+    WEIR_RETURN_IF_ERROR(
+        Write("UPDATE decision SET payload = ?2, bytes = byte_count(?2, snapshot, policy), sum ="
+              " row_sum(job, step, unix_s, switched, base_hash, policy_hash, ?2, snapshot, policy)"
+              " WHERE id = ?1",
+              id, payload));
     if (sqlite3_changes(database_->handle()) == 0) return NotFound(StrCat("no decision ", id));
     return OkStatus();
   }
@@ -246,8 +200,8 @@ class SqliteStore : public Store {
   }
 
   Status PutPolicy(const StoredPolicy& policy) override {
-    return Write("INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3)", policy.name, policy.source,
-                 policy.applied_unix_s);
+    return Write("INSERT OR REPLACE INTO policy VALUES (?1, ?2, ?3, row_sum(?1, ?2, ?3))",
+                 policy.name, policy.source, policy.applied_unix_s);
   }
 
   Status DeletePolicy(std::string_view name) override {
@@ -262,8 +216,8 @@ class SqliteStore : public Store {
   }
 
   Status PutPin(const StoredPin& pin) override {
-    return Write("INSERT OR REPLACE INTO pin VALUES (?1, ?2, ?3)", pin.job, pin.payload,
-                 pin.unix_s);
+    return Write("INSERT OR REPLACE INTO pin VALUES (?1, ?2, ?3, row_sum(?1, ?2, ?3))", pin.job,
+                 pin.payload, pin.unix_s);
   }
 
   Status DeletePin(std::string_view job) override {
@@ -279,8 +233,8 @@ class SqliteStore : public Store {
 
   Status AddAudit(const AuditEntry& entry) override {
     WEIR_RETURN_IF_ERROR(
-        Write("INSERT INTO audit (unix_s, actor, action, target, detail, refused)"
-              " VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        Write("INSERT INTO audit (unix_s, actor, action, target, detail, refused, sum)"
+              " VALUES (?1, ?2, ?3, ?4, ?5, ?6, row_sum(?1, ?2, ?3, ?4, ?5, ?6))",
               entry.unix_s, entry.actor, entry.action, entry.target, entry.detail,
               int64_t{entry.refused}));
     return Write(
@@ -302,7 +256,7 @@ class SqliteStore : public Store {
   }
 
   Status PutFact(std::string_view name, std::string_view value) override {
-    return Write("INSERT OR REPLACE INTO fact VALUES (?1, ?2)", name, value);
+    return Write("INSERT OR REPLACE INTO fact VALUES (?1, ?2, row_sum(?1, ?2))", name, value);
   }
 
   StatusOr<std::string> GetFact(std::string_view name) override {
@@ -311,6 +265,33 @@ class SqliteStore : public Store {
                               "SELECT value FROM fact WHERE name = ?1",
                               [](const SqliteStatement& row) { return row.Text(0); }, name));
     return rows.empty() ? "" : std::move(rows.front());
+  }
+
+  StatusOr<StoreUsage> Usage() override {
+    StoreUsage usage;
+    WEIR_ASSIGN_OR_RETURN(const int64_t pages, Number("PRAGMA page_count"));
+    WEIR_ASSIGN_OR_RETURN(const int64_t page_bytes, Number("PRAGMA page_size"));
+    usage.bytes = static_cast<uint64_t>(pages * page_bytes);
+    struct Row {
+      std::string job;
+      uint64_t bytes;
+    };
+    WEIR_ASSIGN_OR_RETURN(
+        const auto rows, Read<Row>("SELECT job, sum(bytes) FROM plan GROUP BY job"
+                                   " UNION ALL SELECT job, sum(bytes) FROM decision GROUP BY job",
+                                   [](const SqliteStatement& row) {
+                                     return Row{row.Text(0), static_cast<uint64_t>(row.Integer(1))};
+                                   }));
+    for (const Row& row : rows) usage.job_bytes[row.job] += row.bytes;
+    return usage;
+  }
+
+  Status Backup(const std::string& path) const override {
+    // The path of a database does not change, and nothing else here is used.
+    if (database_->path() == ":memory:") {
+      return FailedPrecondition("the state is in memory only (--state :memory:)");
+    }
+    return CopyChecked(database_->path(), path);
   }
 
  private:
@@ -331,47 +312,79 @@ class SqliteStore : public Store {
   /// Stores `text` unless it is stored already, and returns its name; an empty text has none.
   StatusOr<std::string> ShareText(std::string_view text) {
     if (text.empty()) return std::string();
-    std::string hash = HashOf(text);
+    std::string hash = TextHash(text);
     WEIR_RETURN_IF_ERROR(Write("INSERT OR IGNORE INTO shared_text VALUES (?1, ?2)", hash, text));
     return hash;
   }
 
-  StatusOr<int64_t> DecisionBytes(const std::string& where, std::string_view job) {
+  /// A statement that returns one number.
+  template <typename... Args>
+  StatusOr<int64_t> Number(std::string_view sql, const Args&... args) {
     WEIR_ASSIGN_OR_RETURN(
         const auto rows,
         Read<int64_t>(
-            StrCat("SELECT coalesce(sum(", kBytes, "), 0) FROM decision WHERE ", where),
-            [](const SqliteStatement& row) { return row.Integer(0); }, job));
-    return rows.front();
+            sql, [](const SqliteStatement& row) { return row.Integer(0); }, args...));
+    return rows.empty() ? 0 : rows.front();
+  }
+
+  struct SizedRow {
+    int64_t id, bytes;
+  };
+  StatusOr<std::vector<SizedRow>> SizedRows(std::string_view sql, std::string_view job) {
+    return Read<SizedRow>(
+        sql,
+        [](const SqliteStatement& row) {
+          return SizedRow{row.Integer(0), row.Integer(1)};
+        },
+        job);
   }
 
   /// Deletes the oldest decisions that kept the plan, then the inputs of the oldest others, until
   /// the decisions that `where` selects have at most three quarters of `bytes_max`.
   Status MakeRoom(const std::string& where, std::string_view job, uint64_t bytes_max) {
-    WEIR_ASSIGN_OR_RETURN(int64_t bytes, DecisionBytes(where, job));
+    WEIR_ASSIGN_OR_RETURN(
+        int64_t bytes,
+        Number(StrCat("SELECT coalesce(sum(bytes), 0) FROM decision WHERE ", where), job));
     if (bytes <= Signed(bytes_max)) return OkStatus();
     const int64_t goal = Signed(bytes_max) * 3 / 4;
-    struct Row {
-      int64_t id, bytes;
-    };
     for (const bool switched : {false, true}) {
-      WEIR_ASSIGN_OR_RETURN(const auto rows,
-                            Read<Row>(
-                                StrCat("SELECT id, ", switched ? "length(snapshot)" : kBytes,
-                                       " FROM decision WHERE ", where, " AND switched = ",
-                                       switched ? "1 AND snapshot <> ''" : "0", " ORDER BY id"),
-                                [](const SqliteStatement& row) {
-                                  return Row{row.Integer(0), row.Integer(1)};
-                                },
-                                job));
-      for (const Row& row : rows) {
+      WEIR_ASSIGN_OR_RETURN(
+          const auto rows,
+          SizedRows(StrCat("SELECT id, ", switched ? "byte_count(snapshot)" : "bytes",
+                           " FROM decision WHERE ", where, " AND switched = ",
+                           switched ? "1 AND snapshot <> ''" : "0", " ORDER BY id"),
+                    job));
+      for (const SizedRow& row : rows) {
         if (bytes <= goal) return OkStatus();
-        WEIR_RETURN_IF_ERROR(Write(switched ? "UPDATE decision SET snapshot = '', base_hash = ''"
-                                              " WHERE id = ?1"
-                                            : "DELETE FROM decision WHERE id = ?1",
-                                   row.id));
+        WEIR_RETURN_IF_ERROR(Write(
+            switched ? "UPDATE decision SET snapshot = '', base_hash = '',"
+                       " bytes = byte_count(payload, policy), sum = row_sum(job, step, unix_s,"
+                       " switched, '', policy_hash, payload, '', policy) WHERE id = ?1"
+                     : "DELETE FROM decision WHERE id = ?1",
+            row.id));
         bytes -= row.bytes;
       }
+    }
+    return OkStatus();
+  }
+
+  /// Deletes the oldest of the plans that `where` selects until they have at most three quarters of
+  /// `bytes_max`, but none of the newest of a job.
+  Status MakeRoomForPlans(const std::string& where, std::string_view job, uint64_t bytes_max) {
+    WEIR_ASSIGN_OR_RETURN(
+        int64_t bytes,
+        Number(StrCat("SELECT coalesce(sum(bytes), 0) FROM plan WHERE ", where), job));
+    if (bytes <= Signed(bytes_max)) return OkStatus();
+    WEIR_ASSIGN_OR_RETURN(
+        const auto rows, SizedRows(StrCat("SELECT rowid, bytes FROM plan WHERE ", where,
+                                          " AND version <= (SELECT max(version) FROM plan AS newest"
+                                          " WHERE newest.job = plan.job) - ",
+                                          kPlansKept, " ORDER BY unix_s, version"),
+                                   job));
+    for (const SizedRow& row : rows) {
+      if (bytes <= Signed(bytes_max) * 3 / 4) return OkStatus();
+      WEIR_RETURN_IF_ERROR(Write("DELETE FROM plan WHERE rowid = ?1", row.id));
+      bytes -= row.bytes;
     }
     return OkStatus();
   }
@@ -383,9 +396,10 @@ class SqliteStore : public Store {
               job, Signed(limits_.decisions_per_job_max)));
     WEIR_RETURN_IF_ERROR(MakeRoom("job = ?1", job, limits_.decision_bytes_per_job_max));
     WEIR_RETURN_IF_ERROR(MakeRoom("?1 = ''", "", limits_.decision_bytes_max));
-    return Write(
-        "DELETE FROM shared_text WHERE hash NOT IN (SELECT base_hash FROM decision UNION"
-        " SELECT policy_hash FROM decision)");
+    WEIR_RETURN_IF_ERROR(
+        Write("DELETE FROM shared_text WHERE NOT EXISTS (SELECT 1 FROM decision WHERE base_hash ="
+              " hash) AND NOT EXISTS (SELECT 1 FROM decision WHERE policy_hash = hash)"));
+    return database_->Execute(StrCat("PRAGMA incremental_vacuum(", kFreedPagesMax, ")"));
   }
 
   template <typename... Args>
@@ -407,8 +421,9 @@ class SqliteStore : public Store {
     }
   }
 
-  std::unique_ptr<SqliteDatabase> database_;
+  const std::unique_ptr<SqliteDatabase> database_;
   const StoreLimits limits_;
+  uint64_t node_writes_ = 0;
 };
 
 }  // namespace

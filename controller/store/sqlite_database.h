@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "datapath/base/status.h"
@@ -46,6 +47,25 @@ class SqliteStatement {
   int next_ = 1;
 };
 
+/// The right to change a state file, which one process has at a time. The kernel takes it back when
+/// the process dies, however it dies.
+class StateLock {
+ public:
+  /// kFailedPrecondition: another process has it; kUnavailable: PATH.lock cannot be created.
+  static StatusOr<StateLock> Take(const std::string& path);
+  StateLock() = default;  // of no file
+  StateLock(StateLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  StateLock& operator=(StateLock&& other) noexcept;
+  ~StateLock();
+
+ private:
+  explicit StateLock(int fd) : fd_(fd) {}
+  int fd_ = -1;
+};
+
+/// Statements may use these functions, whose results are the same on every machine:
+/// row_sum(column, ...), a checksum; byte_count(text, ...), the bytes of all texts together;
+/// text_hash(text), 32 hexadecimal digits (see TextHash).
 class SqliteDatabase {
  public:
   /// See OpenSqliteStore for the errors.
@@ -63,14 +83,23 @@ class SqliteDatabase {
   const std::string& path() const { return path_; }
 
  private:
-  SqliteDatabase(sqlite3* handle, int lock, std::string path)
-      : handle_(handle), lock_(lock), path_(std::move(path)) {}
+  SqliteDatabase(sqlite3* handle, StateLock lock, std::string path)
+      : handle_(handle), lock_(std::move(lock)), path_(std::move(path)) {}
 
   sqlite3* handle_;
-  int lock_;
+  const StateLock lock_;
   const std::string path_;
   std::map<std::string, sqlite3_stmt*, std::less<>> statements_;
 };
+
+/// How long a connection waits for others that use the file.
+inline constexpr int kBusyTimeoutMs = 2000;
+
+/// The name of a text that decisions share.
+std::string TextHash(std::string_view text);
+
+/// The message about a damaged state file: what was found, and what to do.
+std::string Damaged(std::string_view path, std::string_view found);
 
 /// The Status of a SQLite result on `path`; OK for SQLITE_OK, ROW and DONE.
 Status SqliteStatus(sqlite3* database, int result, std::string_view path);

@@ -6,6 +6,7 @@
 // field.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,15 +69,25 @@ struct AuditEntry {
 };
 
 /// Limits of the history; the oldest entries go first. Decisions that switched the plan are kept
-/// longest: if these alone exceed the limit, the inputs of the oldest are deleted.
+/// longest: if these alone exceed the limit, the inputs of the oldest are deleted. The newest plans
+/// of a job stay, whatever their size.
 struct StoreLimits {
   uint64_t decisions_per_job_max = 2000;  // that kept the plan
   uint64_t decision_bytes_per_job_max = 8u << 20;
   uint64_t decision_bytes_max = 128u << 20;  // of all jobs
   uint64_t plans_per_job_max = 1000;
-  uint64_t nodes_max = 4096;
+  uint64_t plan_bytes_per_job_max = 4u << 20;
+  uint64_t plan_bytes_max = 64u << 20;  // of all jobs
+  uint64_t bytes_max = 1u << 30;        // of everything: beyond it writes are kResourceExhausted
+  uint64_t nodes_max = 16384;
   uint64_t jobs_max = 256;
   uint64_t audit_max = 10000, audit_refused_max = 2000;
+};
+
+/// What the store holds, in bytes.
+struct StoreUsage {
+  uint64_t bytes = 0;                         // of everything, with what the storage itself needs
+  std::map<std::string, uint64_t> job_bytes;  // plans and decisions of each job
 };
 
 /// Durable state. Used by one thread at a time. A write that returned OK survives the death of the
@@ -140,12 +151,25 @@ class Store {
   /// Small facts by name; empty when unset.
   virtual Status PutFact(std::string_view name, std::string_view value) = 0;
   virtual StatusOr<std::string> GetFact(std::string_view name) = 0;
+
+  virtual StatusOr<StoreUsage> Usage() = 0;
+  /// Writes a copy of everything as of one moment to the new file `path`, and checks it. Any thread
+  /// may call it while another one uses the store. kAlreadyExists: there is such a file;
+  /// kUnimplemented: this store is backed up by its own tools, which the message names.
+  virtual Status Backup(const std::string& path) const = 0;
 };
 
 /// Opens or creates `path` (":memory:": no file). Other users can neither read nor write the file,
-/// because it holds a secret. kFailedPrecondition: another process holds it, or a newer release
-/// wrote it; kDataLoss: not a database or damaged (says what to do); kUnavailable: cannot be
-/// created or opened.
+/// because it holds a secret. A file of a former release is brought to the present schema, after a
+/// copy beside it. Reads every row to compare it with its checksum. kFailedPrecondition: another
+/// process holds it, or a newer release wrote it; kDataLoss: not a database or damaged (says which
+/// rows, and what to do); kUnavailable: cannot be created or opened.
 StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path, StoreLimits limits = {});
+
+/// Makes a file that Backup wrote the state in `path`. What was there before is kept as
+/// `path`.before-restore. Ranks may run plans that are newer than the backup, so the versions of
+/// each job go on far above those in it. Errors as above, with kDataLoss and kNotFound of `backup`;
+/// `path` is then as it was.
+Status RestoreSqliteStore(const std::string& backup, const std::string& path);
 
 }  // namespace weir

@@ -7,38 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 
-#include "controller/store/store.h"
+#include "tests/controller/store/store_fixture.h"
 
 namespace weir {
 namespace {
 
 namespace fs = std::filesystem;
-
-class SqliteStoreTest : public testing::Test {
- protected:
-  void SetUp() override {
-    char name[] = "/tmp/weir-store-XXXXXX";
-    ASSERT_NE(mkdtemp(name), nullptr);
-    directory_ = name;
-    path_ = directory_ / "state.db";
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
-  std::unique_ptr<Store> Open(StoreLimits limits = {}) {
-    auto store = OpenSqliteStore(path_, limits);
-    EXPECT_TRUE(store.ok()) << ToString(store.status());
-    return store.ok() ? std::move(*store) : nullptr;
-  }
-  static StoredDecision MakeDecision(std::string job, uint64_t step) {
-    return {0,           std::move(job), step, 1.5, StrCat("{\"step\":", step, "}"),
-            "{\"s\":1}", "policy text"};
-  }
-
-  fs::path directory_, path_;
-};
 
 TEST_F(SqliteStoreTest, ReturnsWhatWasStoredAfterReopening) {
   {
@@ -212,43 +188,15 @@ TEST_F(SqliteStoreTest, RefusalsDoNotDisplaceOtherRecordsAndNothingChangesThem) 
   ASSERT_EQ(older.size(), 2u);
   EXPECT_EQ(older[0].id, kept[4].id);
   store.reset();
-  const fs::path script = directory_ / "change.py";
-  std::ofstream(script) << R"py(import sqlite3, sys
+  EXPECT_EQ(RunScript(R"py(import sqlite3, sys
 try:
     sqlite3.connect(sys.argv[1]).execute("UPDATE audit SET actor = 'bob'")
 except sqlite3.IntegrityError as error:
     assert "append-only" in str(error), error
 else:
     sys.exit("changed")
-)py";
-  EXPECT_EQ(std::system(StrCat("python3 ", script.string(), " ", path_.string()).c_str()), 0);
-}
-
-TEST_F(SqliteStoreTest, DecisionsOfTheFormerSchemaStayReadable) {
-  Open().reset();
-  const fs::path script = directory_ / "former.py";
-  std::ofstream(script) << R"py(import sqlite3, sys
-c = sqlite3.connect(sys.argv[1])
-c.executescript("""DROP TABLE decision; DROP TABLE shared_text;
-DROP TRIGGER audit_is_append_only; DROP INDEX audit_by_refused; ALTER TABLE audit DROP COLUMN refused;
-CREATE TABLE decision (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL,
-  step INTEGER NOT NULL, unix_s REAL NOT NULL, payload TEXT NOT NULL,
-  snapshot TEXT NOT NULL, policy TEXT NOT NULL);
-PRAGMA user_version=1""")
-for switched in "true", "false":
-    c.execute("INSERT INTO decision (job, step, unix_s, payload, snapshot, policy) "
-              "VALUES ('j', 3, 4, ?, 'inputs', 'policy')", ('{"switched":' + switched + '}',))
-c.commit()
-)py";
-  ASSERT_EQ(std::system(StrCat("python3 ", script.string(), " ", path_.string()).c_str()), 0);
-  auto store = Open();
-  EXPECT_EQ((*store->ListDecisions("j", 0, 10)).size(), 2u);
-  const auto switches = *store->ListDecisions("j", 0, 10, /*switched_only=*/true);
-  ASSERT_EQ(switches.size(), 1u);
-  const StoredDecision whole = *store->GetDecision(switches[0].id);
-  EXPECT_EQ(whole.snapshot, "inputs");
-  EXPECT_EQ(whole.policy, "policy");
-  EXPECT_EQ(whole.base, "");
+)py"),
+            0);
 }
 
 TEST_F(SqliteStoreTest, SurvivesKillNine) {
@@ -311,25 +259,6 @@ TEST_F(SqliteStoreTest, FileThatIsNoDatabaseIsAClearError) {
   EXPECT_EQ(store.status().code(), StatusCode::kDataLoss);
   EXPECT_THAT(Message(store.status()), testing::AllOf(testing::HasSubstr(path_.string()),
                                                       testing::HasSubstr("move it away")));
-}
-
-TEST_F(SqliteStoreTest, DamagedPagesAreFoundAtOpen) {
-  {
-    auto store = Open();
-    for (uint64_t step = 1; step <= 200; ++step) {
-      ASSERT_TRUE(store->AddDecision(MakeDecision(std::string(400, 'j'), step)).ok());
-    }
-  }
-  {
-    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
-    for (const int page : {3, 5, 8, 12, 20}) {
-      file.seekp(page * 4096);
-      file << std::string(2048, '\xff');
-    }
-  }
-  const auto store = OpenSqliteStore(path_);
-  ASSERT_FALSE(store.ok());
-  EXPECT_EQ(store.status().code(), StatusCode::kDataLoss) << ToString(store.status());
 }
 
 TEST_F(SqliteStoreTest, NewerSchemaIsRefused) {
