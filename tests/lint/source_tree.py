@@ -79,6 +79,8 @@ LICENSED_SUFFIXES = {".cc", ".h", ".c", ".cu", ".cuh", ".inl", ".proto", ".p4", 
 WALL_CLOCK = re.compile(r"system_clock|gettimeofday|CLOCK_REALTIME|\btime\((nullptr|NULL|0)\)|"
                         r"UnixSeconds\(|pthread_cond_timedwait|sem_timedwait")
 WALL_CLOCK_FILES = {"datapath/base/clock.cc", "datapath/base/clock.h", "datapath/base/log.cc"}
+CPP_TEST = re.compile(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", re.M)
+PYTHON_TEST = re.compile(r"^ +def (test_\w+)\(", re.M)
 WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 # A comment is a sentence or a noun phrase. One that begins with these words is the end of a sentence whose
 # beginning the reader has to guess.
@@ -210,6 +212,39 @@ def orphan_tests(root, files):
     return found
 
 
+def named_tests(root, files):
+    """The tests that tables may name: "Suite.Test" of C++, "file_test.test_x" of Python."""
+    known = set()
+    for path in files:
+        name = pathlib.PurePosixPath(path).name
+        if not path.startswith("tests/") or not (name.endswith("_test.cc") or name.endswith("_test.py")):
+            continue
+        text = (root / path).read_text()
+        known |= {f"{suite}.{test}" for suite, test in CPP_TEST.findall(text)}
+        known |= {f"{name[:-3]}.{test}" for test in PYTHON_TEST.findall(text)}
+    return known
+
+
+def table_findings(path, text, known):
+    """A table whose last column is "Test" names, in every row, tests that exist."""
+    found, inside = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("|"):
+            inside = False
+            continue
+        last = line.rstrip().rstrip("|").rpartition("|")[2].strip()
+        if not inside:
+            inside = last == "Test"
+            continue
+        if set(line) <= set("|-: "):
+            continue
+        names = re.findall(r"`([^`]+)`", last)
+        if not names:
+            found.append(f"{path}:{number}: no test holds this row")
+        found += [f"{path}:{number}: there is no test {name}" for name in names if name not in known]
+    return found
+
+
 def link_findings(root, files):
     """The controller links nothing of the datapath but base."""
     found = []
@@ -265,6 +300,7 @@ def licence_findings(path, text):
 def check(root, with_format=True, with_licence=True):
     files = [f for f in tracked_files(root) if "/vendor/" not in f and (root / f).exists()]
     found = []
+    known = named_tests(root, files)
     for path in files:
         suffix = pathlib.PurePosixPath(path).suffix
         if suffix not in SOURCE_SUFFIXES | {".py", ".js", ".proto", ".md", ".txt", ".yaml", ".css",
@@ -277,6 +313,8 @@ def check(root, with_format=True, with_licence=True):
         if with_licence:
             found += licence_findings(path, text)
         found += language_findings(path, text)
+        if suffix == ".md":
+            found += table_findings(path, text, known)
         if suffix in SOURCE_SUFFIXES:
             found += include_findings(path, text)
             found += clock_findings(path, text)

@@ -65,6 +65,15 @@ class SourceTreeTest(unittest.TestCase):
                            "tests/datapath/codec/builtin/b_test.cc": "int x;\n"})
         self.assertEqual(found, ["tests/elsewhere/a_test.cc: not built by any CMakeLists.txt"])
 
+    def test_rows_without_a_test_are_found(self):
+        tests = {"tests/a_test.py": "class A:\n    def test_x(self):\n        pass\n",
+                 "tests/datapath/codec/b_test.cc": "TEST_F(BTest, Y) {\n}\n"}
+        table = "| Fault | Test |\n|---|---|\n| one | `BTest.Y`, `a_test.test_x` |\n"
+        self.assertEqual(self.tree({**tests, "README.md": table}), [])
+        wrong = table + "| two | `BTest.Z` |\n| three | by hand |\n\n| Test | Other |\n|---|---|\n| x | y |\n"
+        self.assertEqual(self.tree({**tests, "README.md": wrong}),
+                         ["README.md:4: there is no test BTest.Z", "README.md:5: no test holds this row"])
+
     def test_clock_that_jumps_is_found(self):
         line = "auto now = std::chrono::system_clock::now();\n"
         found = self.tree({"datapath/wire/a.cc": "int x;\n" + line, "datapath/base/log.cc": line,
