@@ -335,7 +335,7 @@ void LocalServer::Admit(FileDescriptor fd, bool is_tcp) {
     MutexLock lock(mutex_);
     outboxes_[id];
   }
-  if (!is_tcp) Challenge(id, connection);
+  Challenge(id, connection);
 }
 
 void LocalServer::Challenge(ConnectionId id, Connection& connection) {
@@ -368,7 +368,8 @@ void LocalServer::OnReadable(ConnectionId id) {
   if (connection.refusing) return;
   connection.reader.Append(std::string_view(chunk.data(), static_cast<size_t>(n)));
   if (connection.needs_token && connection.reader.buffered_bytes() > kTokenFrameBytesMax) {
-    StartRefusal(id, connection, "expected a token of less than 4 KiB as the first message");
+    StartRefusal(id, connection,
+                 "expected the proof of a token, of less than 4 KiB, as the first message");
     return;
   }
   HandleFrames(id, connection);
@@ -394,16 +395,18 @@ bool LocalServer::HandleFrames(ConnectionId id, Connection& connection) {
 Status LocalServer::HandleMessage(ConnectionId id, Connection& connection,
                                   const std::string& json) {
   if (connection.needs_token) {
-    WEIR_ASSIGN_OR_RETURN(const std::string token, ParseToken(json));
-    if (!ConstantTimeEquals(token, options_.token)) return FailedPrecondition("wrong token");
+    WEIR_ASSIGN_OR_RETURN(const std::string proof, ParseTokenProof(json));
+    WEIR_ASSIGN_OR_RETURN(const std::string expected,
+                          ProveToken(options_.token, options_.node, connection.peer->challenge));
+    if (!ConstantTimeEquals(proof, expected)) return FailedPrecondition("wrong token");
     connection.needs_token = false;
-    Challenge(id, connection);
     return OkStatus();
   }
   WEIR_ASSIGN_OR_RETURN(v1::RankMessage message, ParseRankMessage(json));
   const bool is_first = !std::exchange(connection.framed, true);
   // On a Unix socket the permissions of the file decide, and a token is ignored.
-  if (is_first && message.body_case() == v1::RankMessage::BODY_NOT_SET && ParseToken(json).ok()) {
+  if (is_first && message.body_case() == v1::RankMessage::BODY_NOT_SET &&
+      ParseTokenProof(json).ok()) {
     return OkStatus();
   }
   if (!handler_.OnRankMessage(id, std::move(message), json.size(), connection.peer)) {

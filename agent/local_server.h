@@ -31,7 +31,7 @@ class LocalServer {
     std::string socket_path;      // empty: no Unix socket. Its directory is made if absent (0755).
     uint32_t socket_mode = 0660;  // who may attach: owner and group
     std::optional<SocketAddress> tcp;  // absent: no TCP
-    std::string token;                 // required with tcp; the first TCP frame is {"token": "..."}
+    std::string token;                 // required with tcp; the first TCP frame proves it (WIRE.md)
     size_t connections_max = 256;
     size_t output_bytes_max = 4u << 20;  // waiting per connection; over it, it is closed
     Duration hello_timeout = std::chrono::seconds(10);  // from accept to the first whole message

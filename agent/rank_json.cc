@@ -77,13 +77,13 @@ StatusOr<std::string> FormatRankCommand(const v1::RankCommand& command) {
   return json;
 }
 
-StatusOr<std::string> ParseToken(std::string_view json) {
+StatusOr<std::string> ParseTokenProof(std::string_view json) {
   WEIR_RETURN_IF_ERROR(CheckJsonDepth(json, kJsonDepthMax));
   const nlohmann::json parsed = nlohmann::json::parse(json, nullptr, false);
-  if (!parsed.is_object()) return DataLoss("expected {\"token\": ...} as the first message");
-  const auto it = parsed.find("token");
+  if (!parsed.is_object()) return DataLoss("expected {\"token_proof\": ...} as the first message");
+  const auto it = parsed.find("token_proof");
   if (it == parsed.end() || !it->is_string()) {
-    return DataLoss("expected {\"token\": ...} as the first message");
+    return DataLoss("expected {\"token_proof\": ...} as the first message");
   }
   return it->get<std::string>();
 }

@@ -26,7 +26,7 @@ StatusOr<std::string> FormatRankCommand(const v1::RankCommand& command);
 /// do not count.
 Status CheckJsonDepth(std::string_view json, int depth_max);
 
-/// The string in the field "token" of the JSON object; kDataLoss when there is none.
-StatusOr<std::string> ParseToken(std::string_view json);
+/// The string in the field "token_proof" of the JSON object; kDataLoss when there is none.
+StatusOr<std::string> ParseTokenProof(std::string_view json);
 
 }  // namespace weir::agent

@@ -144,6 +144,17 @@ void AgentLink::Greet() {
   }
 }
 
+Status AgentLink::SendTokenProof() {
+  if (options_.token.empty()) return OkStatus();
+  if (!challenge_.has_value()) {
+    return Unavailable("it sent no challenge, and the token is not sent in plain text");
+  }
+  WEIR_ASSIGN_OR_RETURN(const std::string proof,
+                        ProveToken(options_.token, challenge_->node, challenge_->challenge));
+  AppendFrame(DumpJson({{"token_proof", proof}}));
+  return OkStatus();
+}
+
 void AgentLink::Prove(RankHello* hello) {
   if (!challenge_.has_value()) {
     Log(LogLevel::kWarning, "session",
@@ -167,15 +178,14 @@ Status AgentLink::Serve(int fd) {
   out_.clear();
   out_offset_ = 0;
   challenge_.reset();
-  if (!options_.token.empty()) {
-    const nlohmann::json token = {{"token", options_.token}};
-    out_ += EncodeSocketFrame(DumpJson(token));
-  }
   TimePoint flush_end = TimePoint::max();
-  const TimePoint greet_by =
-      RealClock().Now() + (options_.job_key.empty() ? Duration(0) : options_.challenge_timeout);
+  const bool waits = !options_.job_key.empty() || !options_.token.empty();
+  const TimePoint greet_by = RealClock().Now() + (waits ? options_.challenge_timeout : Duration(0));
   for (;;) {
-    if (!connected() && (challenge_.has_value() || RealClock().Now() >= greet_by)) Greet();
+    if (!connected() && (challenge_.has_value() || RealClock().Now() >= greet_by)) {
+      WEIR_RETURN_IF_ERROR(SendTokenProof());
+      Greet();
+    }
     if (stopping_.load() && flush_end == TimePoint::max()) {
       flush_end = RealClock().Now() + kFlushMax;
     }

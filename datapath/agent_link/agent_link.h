@@ -41,7 +41,7 @@ class AgentHandler {
 
 struct AgentLinkOptions {
   std::string address;  // "unix:/path" or "tcp:host:port", host numeric or "localhost"
-  std::string token;    // sent first when not empty
+  std::string token;    // proven first when not empty; never sent
   std::string job_key;  // kJobKeyBytes; a hello then proves it (RankProof). Empty: none
   std::string name;     // "rank 3", for the log
   Duration connect_timeout = std::chrono::seconds(2);
@@ -77,6 +77,7 @@ class AgentLink : public AgentPort {
   Status OnText(const std::string& text);
   void Greet();
   void Prove(RankHello* hello);
+  Status SendTokenProof();
   bool Refill();  // takes the next queued message into out_; false when there is none
   void AppendFrame(const std::string& text);
   void Pause(Duration at_most);  // ends early on Stop

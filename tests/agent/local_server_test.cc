@@ -282,26 +282,40 @@ TEST_F(LocalServerTest, RefuseSaysWhyAndCloses) {
   server_->Send(said->connection, v1::RankCommand());  // gone: ignored
 }
 
-TEST_F(LocalServerTest, TcpNeedsTheTokenFirst) {
+std::string TokenProof(const std::string& proof) {
+  return StrCat("{\"token_proof\":\"", proof, "\"}");
+}
+
+TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
+  options_.node = "node-a";
   options_.tcp = *SocketAddress::FromIp("127.0.0.1", 0);
   options_.token = "correct horse battery";
   Start();
   const SocketAddress tcp = *SocketAddress::FromIp("127.0.0.1", server_->tcp_port());
   for (const std::string& first :
-       {std::string(R"({"token":"wrong"})"), std::string(R"({"token":""})"), std::string(kGreeting),
-        std::string(R"({"token":"correct horse batter"})"), std::string("{")}) {
+       {std::string(R"({"token":"correct horse battery"})"), std::string(R"({"token_proof":""})"),
+        std::string(kGreeting), TokenProof(std::string(32, '0')), std::string("{")}) {
     SocketClient client(tcp);
     ASSERT_TRUE(client.SendJson(first));
     EXPECT_FALSE(client.ReceiveRefusal().empty()) << first;
     EXPECT_TRUE(client.WaitForEnd());
-    EXPECT_EQ(client.AwaitChallenge().challenge(), "") << first;
+  }
+  {
+    SocketClient other(tcp), replayed(tcp);  // an answer to another connection's challenge
+    const auto proof = ProveToken(options_.token, "node-a", other.AwaitChallenge().challenge());
+    ASSERT_TRUE(proof.ok()) << proof.status();
+    ASSERT_TRUE(replayed.SendJson(TokenProof(*proof)));
+    EXPECT_THAT(replayed.ReceiveRefusal(), testing::HasSubstr("wrong token"));
   }
   SocketClient flood(tcp);
   (void)flood.SendBytes(std::string("\x00\x00\x10\x00", 4) + std::string(8000, 'x'));
   EXPECT_THAT(flood.ReceiveRefusal(), testing::HasSubstr("4 KiB"));
   SocketClient client(tcp);
-  ASSERT_TRUE(client.SendJson(R"({"token":"correct horse battery"})"));
-  EXPECT_EQ(client.AwaitChallenge().challenge().size(), kChallengeDigits);
+  const std::string challenge = client.AwaitChallenge().challenge();
+  EXPECT_EQ(challenge.size(), kChallengeDigits);
+  const auto proof = ProveToken(options_.token, "node-a", challenge);
+  ASSERT_TRUE(proof.ok()) << proof.status();
+  ASSERT_TRUE(client.SendJson(TokenProof(*proof)));
   ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said && said->message);
@@ -353,7 +367,7 @@ TEST_F(LocalServerTest, TcpWithoutATokenIsRefusedAtStart) {
 TEST_F(LocalServerTest, TokenOnTheUnixSocketIsIgnored) {
   Start();
   SocketClient client(options_.socket_path);
-  ASSERT_TRUE(client.SendJson(R"({"token":"whatever"})"));
+  ASSERT_TRUE(client.SendJson(R"({"token_proof":"whatever"})"));
   ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said && said->message);

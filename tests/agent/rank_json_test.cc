@@ -89,9 +89,10 @@ TEST(RankJsonTest, MutatedMessagesNeverCrash) {
 }
 
 TEST(RankJsonTest, TokenIsAStringField) {
-  EXPECT_EQ(*ParseToken(R"({"token":"secret"})"), "secret");
-  for (const char* text : {"", "{}", "[]", "{\"token\":3}", "{\"token\":\"x\"", "\"token\""}) {
-    EXPECT_FALSE(ParseToken(text).ok()) << text;
+  EXPECT_EQ(*ParseTokenProof(R"({"token_proof":"secret"})"), "secret");
+  for (const char* text : {"", "{}", "[]", "{\"token_proof\":3}", "{\"token_proof\":\"x\"",
+                           "\"token_proof\"", "{\"token\":\"secret\"}"}) {
+    EXPECT_FALSE(ParseTokenProof(text).ok()) << text;
   }
 }
 

@@ -175,6 +175,11 @@ StatusOr<std::string> DeriveToken(std::string_view secret, std::string_view purp
   return ToHex(std::span(token).first(16));
 }
 
+StatusOr<std::string> ProveToken(std::string_view token, std::string_view node,
+                                 std::string_view challenge) {
+  return DeriveToken(token, StrCat("weir agent token 1 ", challenge, " ", node));
+}
+
 bool ConstantTimeEquals(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }

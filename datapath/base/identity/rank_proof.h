@@ -58,6 +58,12 @@ Status CheckRankProof(const RankStatement& statement, const RankProof& proof);
 /// kUnavailable: the cryptographic library failed.
 StatusOr<std::string> DeriveToken(std::string_view secret, std::string_view purpose);
 
+/// The answer of a holder of an agent's token to a challenge, so that the token itself crosses no
+/// network: DeriveToken of the token and of node and challenge, as proto/WIRE.md section 2 says.
+/// `node`, `challenge`: as the agent sent them. Errors as those of DeriveToken.
+StatusOr<std::string> ProveToken(std::string_view token, std::string_view node,
+                                 std::string_view challenge);
+
 /// Returns true if both are equal. The time depends only on the lengths.
 bool ConstantTimeEquals(std::string_view a, std::string_view b);
 

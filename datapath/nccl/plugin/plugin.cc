@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "datapath/base/caught.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/json.h"
 #include "datapath/base/log.h"
 #include "datapath/nccl/plugin/report.h"
@@ -162,14 +163,12 @@ void Plugin::Loop() {
 void Plugin::Serve(int fd) {
   SocketFrameReader reader;
   Status status;
-  if (!options_.agent_token.empty()) {
-    status = SendAll(fd, EncodeSocketFrame(DumpJson({{"token", options_.agent_token}})));
-  }
+  admitted_ = options_.agent_token.empty();
   TimePoint next_report = RealClock().Now();
   while (status.ok() && !stopping_.load()) {
     Tick();
     const TimePoint now = RealClock().Now();
-    if (now >= next_report) {
+    if (admitted_ && now >= next_report) {
       next_report = now + options_.report_every;
       status = Report(fd);
       if (!status.ok()) break;
@@ -237,13 +236,13 @@ Status Plugin::ReadCommands(int fd, SocketFrameReader& reader) {
   for (;;) {
     WEIR_ASSIGN_OR_RETURN(const std::optional<std::string> text, reader.Next());
     if (!text.has_value()) return OkStatus();
-    WEIR_RETURN_IF_ERROR(OnCommand(*text));
+    WEIR_RETURN_IF_ERROR(OnCommand(fd, *text));
   }
 }
 
 // A bad table changes nothing, and the next report says why. Commands that are meant for ranks are
 // ignored.
-Status Plugin::OnCommand(const std::string& text) {
+Status Plugin::OnCommand(int fd, const std::string& text) {
   WEIR_ASSIGN_OR_RETURN(const nlohmann::json document, ParseJson(text, kSocketFrameBytesMax));
   WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(document, "command"));
   if (const nlohmann::json* value = reader.Find("refusal")) {
@@ -255,6 +254,15 @@ Status Plugin::OnCommand(const std::string& text) {
     const bool given = retry_after_s > 0 && retry_after_s < kRefusalPause_s;
     pause_ = std::max(FromSeconds(given ? retry_after_s : kRefusalPause_s), options_.reconnect_min);
     return Unavailable(StrCat("refused: ", reason));
+  }
+  if (const nlohmann::json* value = reader.Find("challenge"); value != nullptr && !admitted_) {
+    WEIR_ASSIGN_OR_RETURN(ObjectReader challenge, ObjectReader::Make(*value, "challenge"));
+    std::string node, digits;
+    WEIR_RETURN_IF_ERROR(challenge.String("node", kReasonBytesMax, &node));
+    WEIR_RETURN_IF_ERROR(challenge.String("challenge", kChallengeDigits, &digits));
+    WEIR_ASSIGN_OR_RETURN(const std::string proof, ProveToken(options_.agent_token, node, digits));
+    admitted_ = true;
+    return SendAll(fd, EncodeSocketFrame(DumpJson({{"token_proof", proof}})));
   }
   const nlohmann::json* value = reader.Find("nccl_table");
   if (value == nullptr) return OkStatus();

@@ -56,7 +56,7 @@ class Plugin {
   void Tick();
   void Serve(int fd);  // until the connection ends or Stop
   Status ReadCommands(int fd, SocketFrameReader& reader);
-  Status OnCommand(const std::string& text);
+  Status OnCommand(int fd, const std::string& text);
   Status Report(int fd);
   Status SendAll(int fd, const std::string& bytes) const;
   void Pause(Duration at_most);
@@ -76,6 +76,7 @@ class Plugin {
   // Used by the thread only.
   std::string table_error_;  // of the agent's newest table; empty: it is good
   Duration pause_{};         // before the next connection
+  bool admitted_ = false;    // by the agent, which asks for proof of a token
   bool told_unreachable_ = false;
 };
 

@@ -13,6 +13,7 @@
 
 #include <cstring>
 
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/json.h"
 #include "datapath/base/log.h"
 #include "tests/datapath/session/session_world.h"
@@ -142,14 +143,16 @@ TEST(AgentLinkTest, RefusesAddressesOfNoKnownForm) {
   }
 }
 
-TEST(AgentLinkTest, SendsTokenAndGreetingThenPassesCommandsAndMessages) {
+TEST(AgentLinkTest, ProvesTokenAndGreetsThenPassesCommandsAndMessages) {
   FakeAgent agent(SocketPath() + ".a");
   Handler handler;
   const std::string path = SocketPath();
   FakeAgent listener(path);
   auto link = MakeLink("unix:" + path, handler, "secret");
   ASSERT_TRUE(listener.Accept());
-  EXPECT_EQ(listener.Hear()["token"], "secret");
+  listener.Say(R"({"challenge": {"node": "n", "challenge": "00112233445566778899aabbccddeeff"}})");
+  EXPECT_EQ(listener.Hear()["token_proof"],
+            *ProveToken("secret", "n", "00112233445566778899aabbccddeeff"));
   EXPECT_EQ(listener.Hear()["hello"]["job"], "job");
   listener.Say(R"({"arm": {"version": 5}})");
   const auto command = handler.commands.Pop(Within(10));
@@ -157,6 +160,24 @@ TEST(AgentLinkTest, SendsTokenAndGreetingThenPassesCommandsAndMessages) {
   EXPECT_EQ(std::get<PlanArm>(*command).version, 5u);
   link->Send(PlanAck{5, "n"});
   EXPECT_EQ(listener.Hear()["ack"]["version"], 5);
+}
+
+// Something that only says it is the agent must not learn the token.
+TEST(AgentLinkTest, ATokenIsNeverSent) {
+  LogCapture log;
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  AgentLinkOptions options;
+  options.address = "unix:" + path;
+  options.token = "secret";
+  options.challenge_timeout = std::chrono::milliseconds(50);
+  auto link = AgentLink::Create(options, handler);
+  ASSERT_TRUE(link.ok()) << link.status();
+  (*link)->Start();
+  ASSERT_TRUE(agent.Accept());
+  EXPECT_TRUE(agent.Hear().is_null());  // closed, without a word
+  EXPECT_NE(log.Next().find("no challenge"), std::string::npos);
 }
 
 TEST(AgentLinkTest, MalformedCommandsCloseTheConnectionAndItComesBack) {
