@@ -112,6 +112,7 @@ for (const scheme of ["light", "dark"]) {
     assert.match((await texts(page, "#policy-diff .line-removed"))[0], /- {3}gain_min: 0\.[23]/);
     assert.match(
         (await texts(page, "#policy-diff .line-added"))[0], new RegExp(`\\+ {3}gain_min: ${gain}`));
+    await waitFor(page, "#policy-confirm", /Effect on running jobs.*lm/s);
     await screenshot(page, `policy-${scheme}`);
     await page.fill("#policy-actor", "somebody");
     await page.click("#policy-apply");
@@ -126,6 +127,48 @@ for (const scheme of ["light", "dark"]) {
 
 const put = (source, name) => fetch(`${open.url}/v1/policies/${encodeURIComponent(name)}`,
     {method: "PUT", headers: {"Content-Type": "application/json"}, body: JSON.stringify({source, actor: "other"})});
+
+test("a policy is deleted after its effects were shown and confirmed", async () => {
+  assert.equal((await put("name: passing\njobs: [\"lm*\"]\npriority: 9\n", "passing")).status, 200);
+  const tab = await openTab(browser, open.url, {address: "/#/policies/passing"});
+  const {page} = tab;
+  await waitFor(page, "#policies", /passing/);
+  assert.equal(await page.locator("#policy-delete-now").count(), 0, "deleting is asked for first");
+  await page.click("#policy-delete");
+  await waitFor(page, "#policy-confirm", /What deleting passing does to running jobs.*lm.*passing → /s);
+  await page.click("#policy-keep");
+  assert.equal(await page.locator("#policy-delete-now").count(), 0);
+  await page.click("#policy-delete");
+  await waitFor(page, "#policy-delete-now", /Delete passing/);
+  assert.equal((await put("name: passing\njobs: [\"lm\"]\npriority: 9\n", "passing")).status, 200);
+  await page.click("#policy-delete-now");
+  await waitFor(page, "#policy-verdict.error", /Not deleted: somebody changed it/);
+  await page.reload();
+  await waitFor(page, "#policies", /passing/);
+  await page.click("#policy-delete");
+  await page.click("#policy-delete-now");
+  await waitFor(page, "#policy-verdict", /Deleted: passing is no longer in force/);
+  const {policies} = await (await fetch(`${open.url}/v1/policies`)).json();
+  assert.equal(policies.find((policy) => policy.name === "passing"), undefined);
+  await page.goto(`${open.url}/#/policies/default`);
+  await waitFor(page, "#editor h3", /default/);
+  assert.equal(await page.isDisabled("#policy-delete"), true, "only what was applied is deleted here");
+  await tab.check(/412 \(Precondition Failed\)/);
+  await tab.close();
+});
+
+test("a policy that leaves a job nothing to choose cannot be applied", async () => {
+  const tab = await openTab(browser, open.url, {address: "/#/policies/lm-bounds"});
+  const {page} = tab;
+  await waitFor(page, "#policies", /lm-bounds/);
+  await page.fill("#policy-text", "name: lm-bounds\njobs: [\"lm*\"]\nbounds: {codecs: [top_k], ratio_max: 0.001, gain_min: 0.999}\n");
+  await page.click("#policy-check");
+  await waitFor(page, "#policy-confirm", /leaves nothing to choose/);
+  assert.equal(await page.isDisabled("#policy-apply"), true);
+  await page.click("#policy-discard");
+  await tab.check();
+  await tab.close();
+});
 
 test("a late edit does not undo another person's", async () => {
   const tab = await openTab(browser, open.url, {address: "/#/policies/lm-bounds"});
@@ -205,7 +248,8 @@ test("without the role a policy can be tried, not applied", async () => {
   await waitFor(page, "#policy-verdict", /Valid; \d+ lines differ/);
   assert.equal(await page.isVisible("#policy-apply"), true);
   assert.equal(await page.isDisabled("#policy-apply"), true);
-  await waitFor(page, "#policy-role", /needs the role admin; you have viewer/);
+  assert.equal(await page.isDisabled("#policy-delete"), true);
+  await waitFor(page, "#policy-role", /need the role admin; you have viewer/);
   await screenshot(page, "policy-viewer");
   await page.click("#forget-token");
   await giveToken(page, tokens.admin);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Policies in force, and an editor: check, see what would change, apply. Applying needs the role
-// admin; the controller decides that, the page only says so beforehand.
+// Policies in force, and an editor: check, see what would change in the text and for running jobs,
+// then apply or delete. Both need the role admin; the controller decides that, the page only says so
+// beforehand.
 
 import {diffLines} from "../diff.js";
 import {card, h, show, table} from "../dom.js";
 import {clock, number} from "../format.js";
+import {effectTable, refused} from "../policy_effects.js";
 import {address} from "../router.js";
 
 const aborted = 10;  // google.rpc.Code
@@ -35,6 +37,8 @@ export default class PoliciesView {
     this.verdict = h("p", {id: "policy-verdict", role: "status"});
     this.diff = h("div", {id: "policy-diff"});
     this.why = h("span", {class: "muted", id: "policy-role"});
+    this.remove = h("button", {type: "button", id: "policy-delete"}, "Delete…");
+    this.confirm = h("div", {id: "policy-confirm"});
     this.discard = h("button", {type: "button", id: "policy-discard"}, "Back to what is in force");
     this.heading = h("h3", {}, "Editor");
     this.element =
@@ -42,8 +46,8 @@ export default class PoliciesView {
             h("section", {class: "card", id: "editor"}, this.heading, this.text,
                 h("div", {class: "controls"}, this.check,
                     h("label", {}, "Your name, where the controller does not know it ", this.actor), this.apply,
-                    this.discard, this.why),
-                this.verdict, this.diff));
+                    this.discard, this.remove, this.why),
+                this.verdict, this.diff, this.confirm));
     this.text.addEventListener("input", () => {
       drafts.set(this.name, this.text.value);
       this.changed();
@@ -51,6 +55,12 @@ export default class PoliciesView {
     this.discard.addEventListener("click", () => this.begin());
     this.check.addEventListener("click", () => this.validate());
     this.apply.addEventListener("click", () => this.install());
+    this.remove.addEventListener("click", () => this.askToDelete());
+    // The buttons within come and go.
+    this.confirm.addEventListener("click", ({target}) => {
+      if (target.id === "policy-delete-now") this.deletePolicy();
+      if (target.id === "policy-keep") this.changed();
+    });
   }
 
   async load() {
@@ -63,6 +73,7 @@ export default class PoliciesView {
                 of: (policy) => h("a", {href: address("policies", policy.name)}, policy.name)
               },
               {name: "jobs", of: (policy) => (policy.jobs || []).join(", ")},
+              {name: "rules now", of: (policy) => (policy.ruled_jobs || []).join(", ") || "-"},
               {name: "objective", of: (policy) => policy.objective || ""},
               {name: "from", of: (policy) => policy.origin || ""},
               {
@@ -93,6 +104,7 @@ export default class PoliciesView {
     this.base = policy ? policy.source || "" : "";
     this.etag = policy ? policy.etag : noText;
     this.name = policy ? policy.name : "";
+    this.origin = policy ? policy.origin || "" : "";
     this.text.value = this.base || template;
     drafts.delete(this.name);
     this.heading.textContent = policy ? `Editor: ${policy.name} (${policy.origin})` : "Editor";
@@ -106,8 +118,10 @@ export default class PoliciesView {
   showRole() {
     const may = this.store.state.role === "admin";
     this.apply.disabled = !may || this.checked === null || this.checked !== this.text.value;
+    this.remove.disabled = !may || this.origin !== "api";
+    this.remove.title = this.origin === "api" ? "" : "Only what was applied can be deleted here; a policy of a file ends with its file.";
     this.why.textContent = !may ?
-        `Applying needs the role admin; you have ${this.store.state.role || "none"}.` :
+        `Applying and deleting need the role admin; you have ${this.store.state.role || "none"}.` :
         this.apply.disabled ? "Check first: what was compared is what gets applied." :
                               "";
   }
@@ -115,6 +129,7 @@ export default class PoliciesView {
   changed() {
     this.checked = null;
     show(this.diff);
+    show(this.confirm);
     this.verdict.textContent = "";
     this.verdict.className = "";
     this.text.removeAttribute("aria-invalid");
@@ -141,6 +156,7 @@ export default class PoliciesView {
         return;
       }
       this.compare(source, answer.name, policies.find((policy) => policy.name === answer.name));
+      if (this.checked !== null && this.store.state.role === "admin") await this.foresee(source);
     } catch (error) {
       this.say(error.message, true);
     } finally {
@@ -166,6 +182,67 @@ export default class PoliciesView {
     this.showDiff(lines);
   }
 
+  address() {
+    return `/v1/policies/${encodeURIComponent(this.name)}`;
+  }
+
+  // Shows the effects of applying on running jobs. A text that leaves one nothing to choose stays unapplied.
+  async foresee(source) {
+    const checked = this.checked;
+    this.checked = null;
+    const {effects = []} =
+        await this.api.send("PUT", this.address(), {source, dry_run: true});
+    if (source !== this.text.value) return;
+    show(this.confirm, h("h4", {}, "Effect on running jobs"), effectTable(effects));
+    if (refused(effects))
+      this.say("▲ Not to be applied: it leaves a running job nothing to choose.", true);
+    else
+      this.checked = checked;
+  }
+
+  // Deleting is confirmed with its effects in view.
+  async askToDelete() {
+    try {
+      this.changed();
+      const {effects = []} = await this.api.send("DELETE", `${this.address()}?dry_run=true`, {},
+          {"If-Match": `"${this.etag}"`});
+      show(this.confirm, h("h4", {}, `What deleting ${this.name} does to running jobs`),
+          effectTable(effects),
+          h("div", {class: "controls"},
+              h("button", {type: "button", id: "policy-delete-now", disabled: refused(effects)},
+                  `Delete ${this.name}`),
+              h("button", {type: "button", id: "policy-keep"}, "Keep it")));
+    } catch (error) {
+      this.failed(error, "deleted");
+    }
+  }
+
+  async deletePolicy() {
+    const {name} = this;
+    try {
+      await this.api.send("DELETE",
+          `${this.address()}?actor=${encodeURIComponent(this.actor.value || "web page")}`, {},
+          {"If-Match": `"${this.etag}"`});
+      drafts.delete(name);
+      this.base = undefined;
+      this.wanted = "";
+      await this.load();
+      this.say(`Deleted: ${name} is no longer in force.`, false);
+    } catch (error) {
+      show(this.confirm);
+      this.failed(error, "deleted");
+    }
+  }
+
+  // Somebody else was faster: the person's text stays, and is to be compared with theirs.
+  failed(error, what) {
+    this.say(error.code === aborted ?
+            `▲ Not ${what}: somebody changed it since it was compared. Check again.` :
+            error.message,
+        true);
+    this.showRole();
+  }
+
   // "policy:3: bounds.ratio_min: ...": to the line, where the text names one.
   toLine(message) {
     const line = Number((message.match(/^[^:]*:(\d+):/) || [])[1]);
@@ -189,19 +266,14 @@ export default class PoliciesView {
   async install() {
     const source = this.checked;
     try {
-      const answer = await this.api.send("PUT", `/v1/policies/${encodeURIComponent(this.name)}`,
+      const answer = await this.api.send("PUT", this.address(),
           {source, actor: this.actor.value || "web page"}, {"If-Match": `"${this.etag}"`});
       this.take(answer.policy);
       this.say(`Applied: ${answer.policy.name} is in force.`, false);
       await this.load();
     } catch (error) {
       this.checked = null;
-      // Somebody else was faster: the person's text stays, and is to be compared with theirs.
-      this.say(error.code === aborted ?
-              "▲ Not applied: somebody changed it since it was compared. Check again." :
-              error.message,
-          true);
-      this.showRole();
+      this.failed(error, "applied");
     }
   }
 }
