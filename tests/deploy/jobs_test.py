@@ -7,6 +7,7 @@ takes ten to thirty minutes on two cores without a cache.
 podman stands for the cluster: it gives every pod of an example the name, the address, the variables, the mounts and
 the limits that its manifest asks for, and runs the manifest's command as it is written.
 """
+import json
 import os
 import pathlib
 import re
@@ -24,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "kubernetes" / "examples"
 BUILDING_S, JOB_S = 3000, 240
 NODE = "10.90.8.2"   # the agent's address, which pods know as that of their node
+NAMESPACE = "research"   # of the examples' pods
 TOKEN = secrets.token_hex(16)
 
 
@@ -91,6 +93,7 @@ class JobsTest(unittest.TestCase):
                    "--policy=/etc/weir/policies", address="10.90.8.3")
         self.start("agent", "agent", "--node=node-a", f"--address={NODE}", "--controller=10.90.8.3:7700", "--insecure",
                    "--socket=/run/weir/agent.sock", "--health=127.0.0.1:7791", f"--listen-ranks={NODE}:7447",
+                   "--unprotected=probes,ranks",
                    "--token-file=/etc/weir/token", address=NODE,
                    options=["--volume=sockets:/run/weir",
                             f"--volume={self.engine.directory / 'token'}:/etc/weir/token:ro"])
@@ -102,7 +105,7 @@ class JobsTest(unittest.TestCase):
 
     def run_pod(self, number, host, names, container, mounted=(), variables=()):
         """Starts a pod's only container; its name."""
-        known = {"status.hostIP": NODE, **dict(variables)}
+        known = {"status.hostIP": NODE, "metadata.namespace": NAMESPACE, **dict(variables)}
         environment = {}
         for variable in container.get("env", []):
             source = variable.get("valueFrom", {})
@@ -122,8 +125,8 @@ class JobsTest(unittest.TestCase):
         self.addCleanup(self.engine.podman, "rm", "--force", "--time", "0", name)
         return name
 
-    def trained(self, names):
-        """Waits for the end of all pods: rank 0 learnt, the job is known and a decision was made."""
+    def trained(self, names, namespace=NAMESPACE):
+        """Waits for the end of all pods: rank 0 learnt, the job is known by its namespace and a decision was made."""
         end = time.monotonic() + JOB_S
         while any(self.engine.state(name, ".State.Running") == "true" for name in names):
             self.assertLess(time.monotonic(), end, "\n".join(map(self.engine.logs, names)))
@@ -138,6 +141,8 @@ class JobsTest(unittest.TestCase):
                          self.engine.logs("agent"))
         decisions = self.engine.podman("exec", "controller", "weirctl", "get", "decisions").stdout
         self.assertIn("train", decisions)
+        job = json.loads(self.engine.podman("exec", "controller", "weirctl", "get", "job", "train", "-o", "json").stdout)
+        self.assertEqual(job.get("labels", {}).get("namespace"), namespace, job)
 
     def mounts(self, pod):
         """Options for the volumes of a pod; the node's directory is the agent's volume."""
@@ -157,7 +162,7 @@ class JobsTest(unittest.TestCase):
         container = {"image": "registry.example.com/weir/pytorch-example:0.1.0", "resources": {
             "limits": {"cpu": "2", "memory": "2Gi"}}, "env": [{"name": "WEIR_JOB", "value": "train"}],
             "command": ["python3", "/workspace/train.py", "--steps=5000"]}
-        self.trained([self.run_pod(0, "job", [], container, ["--volume=sockets:/run/weir", "--read-only"])])
+        self.trained([self.run_pod(0, "job", [], container, ["--volume=sockets:/run/weir", "--read-only"])], None)
 
     def test_torchrun_job(self):
         job, service = (example("torchrun-job.yaml", kind) for kind in ("Job", "Service"))
