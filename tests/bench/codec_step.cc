@@ -23,8 +23,7 @@
 
 #include "datapath/codec/codec.h"
 #include "datapath/codec/kernels/kernels.h"
-#include "datapath/codec/residual/error_feedback.h"
-#include "tests/bench/normal_numbers.h"
+#include "tests/bench/codec_calls.h"
 
 namespace weir {
 namespace {
@@ -38,44 +37,50 @@ double NowSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::vector<float> Normal(size_t n, uint64_t seed) {
-  std::vector<float> x(n);
-  bench::FillNormal(x, seed);
-  return x;
-}
-
-struct Bucket {
-  size_t begin = 0, size = 0;
-  std::unique_ptr<CodecState> state;
-  std::vector<std::byte> room;                   // of the own payload
-  std::vector<std::vector<std::byte>> payloads;  // of all ranks
-};
-
 class Step {
  public:
   Step(const Codec& codec, double ratio, int rank, int world, size_t elements, size_t buckets)
-      : codec_(codec), rank_(rank), noise_(Normal(elements + kSlack, 1 + rank)), data_(elements) {
-    context_.params.ratio = ratio;
-    context_.world = world;
-    if (Status s = codec.Validate(context_.params, world); !s.ok()) Die(ToString(s));
-    for (size_t b = 0; b < buckets; ++b)
-      AddBucket(elements * b / buckets, elements * (b + 1) / buckets);
+      : feedback_(codec.Traits().needs_error_feedback),
+        noise_(elements + kSlack),
+        data_(elements),
+        residual_(elements),
+        next_(elements) {
+    bench::FillNormal(noise_, 1 + static_cast<uint64_t>(rank));
+    const CodecParams params{.ratio = ratio};
+    if (Status s = codec.Validate(params, world); !s.ok()) Die(ToString(s));
+    for (size_t b = 0; b < buckets; ++b) {
+      const size_t begin = elements * b / buckets, end = elements * (b + 1) / buckets;
+      buckets_.push_back(
+          {begin, std::make_unique<bench::CodecCalls>(codec, params, rank, world, end - begin,
+                                                      std::span<const TensorShape>())});
+      sizes_.push_back(end - begin);
+    }
   }
 
   void Prepare() {
     const size_t at = ++steps_ * 112 % kSlack;
-    std::copy_n(noise_.begin() + at, data_.size(), data_.begin());
+    std::copy_n(noise_.begin() + static_cast<ptrdiff_t>(at), data_.size(), data_.begin());
   }
 
   size_t Run() {
     size_t bytes = 0;
-    ++context_.seed;
     for (size_t b = 0; b < buckets_.size(); ++b) {
-      Encode(b);
-      Decode(buckets_[b]);
-      bytes += buckets_[b].payloads[rank_].size();
+      bench::CodecCalls& calls = *buckets_[b].second;
+      const auto part = [&](std::vector<float>& of) {
+        return std::span(of).subspan(buckets_[b].first, sizes_[b]);
+      };
+      const std::span<float> residual = feedback_ ? part(residual_) : std::span<float>();
+      calls.BeginStep(part(data_), residual);
+      const auto encoded =
+          calls.Encode(part(data_), residual, feedback_ ? part(next_) : std::span<float>());
+      if (!encoded.ok()) Die(ToString(encoded.status()));
+      const Status decoded = calls.Decode(part(data_), [](std::span<float> done) {
+        kernels::ScaleFinite(done.data(), done.size(), 1);
+      });
+      if (!decoded.ok()) Die(ToString(decoded));
+      bytes += calls.payload_bytes();
     }
-    residuals_.Commit();
+    residual_.swap(next_);
     return bytes;
   }
 
@@ -84,73 +89,13 @@ class Step {
   }
 
  private:
-  static constexpr size_t kSlack = 1 << 16;
+  static constexpr size_t kSlack =
+      1 << 16;  // gradients of different steps are windows into longer noise
 
-  std::span<float> Part(const Bucket& bucket) {
-    return std::span(data_).subspan(bucket.begin, bucket.size);
-  }
-
-  // The payloads of others stay the same for all steps.
-  void AddBucket(size_t begin, size_t end) {
-    Bucket& bucket = buckets_.emplace_back();
-    bucket.begin = begin;
-    bucket.size = end - begin;
-    if (Status s = residuals_.Define(buckets_.size() - 1, {{StrCat("part", begin), bucket.size}});
-        !s.ok()) {
-      Die(ToString(s));
-    }
-    bucket.state = codec_.NewState(bucket.size, context_);
-    bucket.room.resize(codec_.MaxEncodedBytes(bucket.size, context_));
-    for (int rank = 0; rank < context_.world; ++rank) {
-      context_.rank = rank;
-      const std::vector<float> x = Normal(bucket.size, 1000 + begin + rank);
-      context_.shared_max = codec_.LocalMax(x, {}, context_);
-      Keep(bucket, rank, codec_.Encode(x, context_, bucket.room));
-    }
-    context_.rank = rank_;
-  }
-
-  void Keep(Bucket& bucket, int rank, const StatusOr<EncodeResult>& result) {
-    if (!result.ok()) Die(ToString(result.status()));
-    bucket.payloads.resize(context_.world);
-    bucket.payloads[rank].assign(bucket.room.begin(), bucket.room.begin() + result->bytes);
-  }
-
-  void Encode(size_t index) {
-    Bucket& bucket = buckets_[index];
-    const std::span<float> x = Part(bucket);
-    const auto residual = residuals_.BeginEncode(index);
-    if (!residual.ok()) Die(ToString(residual.status()));
-    context_.state = bucket.state.get();
-    if (shares_max_) context_.shared_max = codec_.LocalMax(x, residual->current, context_);
-    Keep(bucket, rank_,
-         codec_.EncodeWithFeedback(x, residual->current, residual->next, context_, bucket.room));
-  }
-
-  // Lanes are summed on the way, so only one payload is left to decode.
-  void Decode(Bucket& bucket) {
-    const std::span<float> out = Part(bucket);
-    const float scale = 1.0f / static_cast<float>(context_.world);
-    Status status;
-    if (codec_.Traits().form == PayloadForm::kLanes) {
-      std::fill(out.begin(), out.end(), 0.0f);
-      status = codec_.DecodeAdd(bucket.payloads[rank_], context_, scale, out);
-      codec_.Finish(context_, scale, out);
-    } else {
-      status = codec_.DecodeSum(bucket.payloads, context_, scale, out, [](std::span<float> part) {
-        kernels::ScaleFinite(part.data(), part.size(), 1);
-      });
-    }
-    if (!status.ok()) Die(ToString(status));
-  }
-
-  const Codec& codec_;
-  const bool shares_max_ = codec_.Traits().shared_metadata == SharedMetadata::kMax;
-  const int rank_;
-  EncodeContext context_;
-  std::vector<float> noise_, data_;
-  ResidualStore residuals_;
-  std::vector<Bucket> buckets_;
+  const bool feedback_;
+  std::vector<float> noise_, data_, residual_, next_;
+  std::vector<std::pair<size_t, std::unique_ptr<bench::CodecCalls>>> buckets_;  // where they begin
+  std::vector<size_t> sizes_;
   size_t steps_ = 0;
 };
 

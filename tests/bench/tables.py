@@ -176,16 +176,28 @@ def codec_rows(rows):
     return result
 
 
-def goal_of(row, which):
-    return ratio(row[f"{which}_over_memcpy"], which not in row["goals_missed"])
+def encoded(row):
+    return ratio(row["encode_over_memcpy"], "encode" not in row["goals_missed"])
+
+
+def decoded(row):
+    return ratio(row["decode_one_over_memcpy"], "decode" not in row["goals_missed"])
+
+
+def counted(row):
+    found = [row.get(f"{part}_instructions") for part in ("encode", "decode")]
+    return " + ".join(f"{value:.3g}" for value in found) if None not in found else NONE
 
 
 CODECS = Table(("codec", "setting"), [
-    ("encode", lambda r: goal_of(r, "encode")), ("goal", lambda r: f"{r['encode_goal']:g}" if r["encode_goal"] else ""),
-    ("decode", lambda r: goal_of(r, "decode")), ("goal", lambda r: f"{r['decode_goal']:g}" if r["decode_goal"] else ""),
-    ("bits per element", lambda r: f"{r['bits_per_element']:.3g}"),
+    ("encode", encoded), ("goal", lambda r: f"{r['encode_goal']:g}" if r["encode_goal"] else ""),
+    ("floor", lambda r: ratio(r["encode_floor"])),
+    ("decode", decoded), ("goal", lambda r: f"{r['decode_goal']:g}" if r["decode_goal"] else ""),
+    ("step, world of 4", lambda r: ratio(r["step_over_memcpy"])), ("of 8", lambda r: ratio(r.get("step_over_memcpy_of_8"))),
+    ("instructions per element", counted), ("bits per element", lambda r: f"{r['bits_per_element']:.3g}"),
+    ("error", lambda r: f"{r['relative_error']:.3f}"),
     ("peer: its time over ours", lambda r: f"{r['peer']}: {r['peer_over_ours']:.1f}" if r.get("peer") else NONE)],
-    codec_rows, ("encode", lambda r: goal_of(r, "encode")))
+    codec_rows, ("encode", encoded))
 
 
 def compressed_rows(rows):
