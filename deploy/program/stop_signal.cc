@@ -4,20 +4,26 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 
+#include "deploy/program/log_flags.h"
+
 namespace weir {
 namespace {
 
-sigset_t StopSignals() {
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+
+sigset_t HeldSignals() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
+  for (const int number : kSignals) sigaddset(&signals, number);
   return signals;
 }
+
+bool ChangesLevel(int number) { return number == SIGUSR1 || number == SIGUSR2; }
 
 std::atomic<pthread_t> holder;
 static_assert(std::atomic<pthread_t>::is_always_lock_free, "a signal handler reads it");
@@ -35,29 +41,38 @@ void PassToHolder(int number) {
 
 void HoldStopSignals() {
   signal(SIGPIPE, SIG_IGN);
-  const sigset_t signals = StopSignals();
+  const sigset_t signals = HeldSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   holder = pthread_self();
   struct sigaction pass = {};
   pass.sa_handler = PassToHolder;
   pass.sa_flags = SA_RESTART;
-  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &pass, nullptr);
+  for (const int number : kSignals) sigaction(number, &pass, nullptr);
 }
 
 int WaitForStopSignal() {
-  const sigset_t signals = StopSignals();
-  int received = 0;
-  sigwait(&signals, &received);
-  return received;
+  const sigset_t signals = HeldSignals();
+  while (true) {
+    int received = 0;
+    sigwait(&signals, &received);
+    if (!ChangesLevel(received)) return received;
+    ChangeLogLevelBySignal(received);
+  }
 }
 
 int WaitForStopSignal(Duration wait_max) {
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(wait_max);
-  const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(wait_max - seconds);
-  const timespec timeout = {.tv_sec = seconds.count(), .tv_nsec = rest.count()};
-  const sigset_t signals = StopSignals();
-  const int received = sigtimedwait(&signals, nullptr, &timeout);
-  return received > 0 ? received : 0;
+  const sigset_t signals = HeldSignals();
+  const TimePoint end = RealClock().Now() + wait_max;
+  while (true) {
+    const Duration left = std::max(end - RealClock().Now(), Duration(0));
+    const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+    const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(left - seconds);
+    const timespec timeout = {.tv_sec = seconds.count(), .tv_nsec = rest.count()};
+    const int received = sigtimedwait(&signals, nullptr, &timeout);
+    if (received <= 0) return 0;
+    if (!ChangesLevel(received)) return received;
+    ChangeLogLevelBySignal(received);
+  }
 }
 
 }  // namespace weir

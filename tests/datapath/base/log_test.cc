@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "datapath/base/clock.h"
@@ -61,6 +62,40 @@ TEST_F(LogTest, StandardErrorLineHasTimeLevelAndPart) {
   ASSERT_GT(line.size(), 24u);
   EXPECT_EQ(line[10], 'T');
   EXPECT_EQ(line.substr(23), "Z W transport: rank 1 is late\n");
+}
+
+TEST_F(LogTest, FieldsFollowTheMessage) {
+  Log(LogLevel::kInfo, "access", "GET /", {{"peer", "10.0.0.1"}, {"principal", "a\nb"}});
+  EXPECT_EQ(lines_, (std::vector<std::string>{"1 access GET / peer=10.0.0.1 principal=a\\nb"}));
+}
+
+TEST_F(LogTest, JsonLinesAreOneObjectEachWhateverTheyContain) {
+  SetLogSink({});
+  SetLogFormat(LogFormat::kJson);
+  ::testing::internal::CaptureStderr();
+  const std::string hostile =
+      "\xff\"\\\n\x01\xed\xa0\x80\xc0\x80 gr\xc3\xbcn \xf0\x9f\x98\x80 \xf4\x90\x80\x80\x7f\xc2";
+  Log(LogLevel::kWarning, "audit", hostile, {{"request_id", "a\"b"}});
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  SetLogFormat(LogFormat::kText);
+  ASSERT_EQ(text.back(), '\n');
+  EXPECT_EQ(text.find('\n'), text.size() - 1);
+  const auto line = nlohmann::json::parse(text, nullptr, false);
+  ASSERT_TRUE(line.is_object()) << text;
+  EXPECT_EQ(line["level"], "warning");
+  EXPECT_EQ(line["part"], "audit");
+  EXPECT_EQ(line["request_id"], "a\"b");
+  EXPECT_EQ(line["time"].get<std::string>().size(), std::string("2026-01-31T12:00:00.123Z").size());
+  const std::string lost = "\xef\xbf\xbd";
+  EXPECT_EQ(line["message"], lost + "\"\\\n\x01" + lost + lost + lost + lost + lost +
+                                 " gr\xc3\xbcn \xf0\x9f\x98\x80 " + lost + lost + lost + lost +
+                                 "\x7f" + lost);
+}
+
+TEST(ParseLogFormatTest, KnowsTwoNames) {
+  EXPECT_EQ(*ParseLogFormat("text"), LogFormat::kText);
+  EXPECT_EQ(*ParseLogFormat("json"), LogFormat::kJson);
+  EXPECT_EQ(ParseLogFormat("xml").status().code(), StatusCode::kNotFound);
 }
 
 TEST(ParseLogLevelTest, KnowsFourNames) {

@@ -7,7 +7,12 @@
 
 #include <chrono>
 #include <stop_token>
+#include <string>
 #include <thread>
+#include <vector>
+
+#include "datapath/base/log.h"
+#include "deploy/program/log_flags.h"
 
 namespace weir {
 namespace {
@@ -22,6 +27,27 @@ TEST(StopSignalTest, EndsTheWaitAndNotTheProcess) {
     EXPECT_EQ(WaitForStopSignal(), number);
   }
   raise(SIGPIPE);  // would end the process
+}
+
+TEST(StopSignalTest, TheLevelOfLoggingFollowsTwoOtherSignals) {
+  HoldStopSignals();
+  ASSERT_TRUE(UseLogFlags({.level = "warning", .format = "text"}).ok());
+  std::vector<std::string> lines;
+  SetLogSink([&](LogLevel, std::string_view, std::string_view line) { lines.emplace_back(line); });
+  const auto after = [](int number) {
+    kill(getpid(), number);
+    EXPECT_EQ(WaitForStopSignal(std::chrono::milliseconds(20)), 0);
+    return MinimumLogLevel();
+  };
+  EXPECT_EQ(after(SIGUSR1), LogLevel::kDebug);
+  EXPECT_EQ(after(SIGUSR2), LogLevel::kWarning);
+  kill(getpid(), SIGUSR1);
+  kill(getpid(), SIGTERM);
+  EXPECT_EQ(WaitForStopSignal(), SIGTERM);
+  SetLogSink({});
+  ASSERT_TRUE(UseLogFlags({}).ok());
+  ASSERT_GE(lines.size(), 2U);
+  EXPECT_EQ(lines[1], "from now on, by a signal: warning");
 }
 
 TEST(StopSignalTest, WaitsForTheGivenTime) {
