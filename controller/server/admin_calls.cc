@@ -41,16 +41,16 @@ StatusOr<Caller> AdminCalls::Admit(const Credentials& credentials, const Route& 
   const Status allowed = caller.ok() ? Permit(*caller, route, request) : caller.status();
   if (allowed.ok()) return caller;
   if (route.role != Role::kViewer) {
-    Refuse(caller.ok() ? &*caller : nullptr, credentials.peer, route.method, TargetOf(request),
+    Refuse(caller.ok() ? &*caller : nullptr, credentials.origin(), route.method, TargetOf(request),
            allowed);
   }
   return allowed;
 }
 
-void AdminCalls::Refuse(const Caller* caller, const std::string& peer, const std::string& method,
+void AdminCalls::Refuse(const Caller* caller, const Origin& from, const std::string& method,
                         const std::string& target, const Status& why) {
-  if (!audit_.TakesRefusal(peer)) return;
-  executor_.Post([&audit = audit_, record = RefusalRecord(caller, peer, method, target, why)] {
+  if (!audit_.TakesRefusal(from.peer)) return;
+  executor_.Post([&audit = audit_, record = RefusalRecord(caller, from, method, target, why)] {
     audit.Add(record);
   });
 }
@@ -69,7 +69,8 @@ Status AdminCalls::Call(const Caller& caller, const Route& route, const ProtoMes
   v1::AuditRecord record;
   record.set_principal(caller.name);
   record.set_proof(caller.proof);
-  record.set_peer(caller.peer);
+  record.set_peer(caller.from.peer);
+  record.set_request_id(caller.from.request_id);
   record.set_method(route.method);
   record.set_target(TargetOf(request));
   record.set_before(StateOf(request));

@@ -31,7 +31,7 @@ class AdminCalls {
 
   /// Puts a refusal into the audit trail, unless there are too many. Thread-safe. `caller`: null
   /// where nobody is known.
-  void Refuse(const Caller* caller, const std::string& peer, const std::string& method,
+  void Refuse(const Caller* caller, const Origin& from, const std::string& method,
               const std::string& target, const Status& why);
 
   /// Sets the address to which OpenPage sends people: "http://127.0.0.1:7780". To be set before the

@@ -31,15 +31,15 @@ std::string Line(const v1::AuditRecord& record) {
 
 }  // namespace
 
-v1::AuditRecord RefusalRecord(const Caller* caller, const std::string& peer,
-                              const std::string& method, const std::string& target,
-                              const Status& why) {
+v1::AuditRecord RefusalRecord(const Caller* caller, const Origin& from, const std::string& method,
+                              const std::string& target, const Status& why) {
   v1::AuditRecord record;
   if (caller != nullptr) {
     record.set_principal(caller->name);
     record.set_proof(caller->proof);
   }
-  record.set_peer(peer);
+  record.set_peer(from.peer);
+  record.set_request_id(from.request_id);
   record.set_method(method);
   record.set_target(target);
   record.set_outcome(std::string(CodeName(why.code())));
@@ -53,7 +53,9 @@ void AuditTrail::Add(v1::AuditRecord record) {
                             record.mutable_after(), record.mutable_reason()}) {
     Shorten(text);
   }
-  Log(record.refused() ? LogLevel::kWarning : LogLevel::kInfo, "audit", Line(record));
+  LogFields fields;
+  if (!record.request_id().empty()) fields.emplace_back("request_id", record.request_id());
+  Log(record.refused() ? LogLevel::kWarning : LogLevel::kInfo, "audit", Line(record), fields);
   const AuditEntry entry{.unix_s = clock_.UnixSeconds(),
                          .actor = record.principal(),
                          .action = record.method(),

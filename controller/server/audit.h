@@ -45,8 +45,7 @@ class AuditTrail {
 };
 
 /// The record of a refusal: `caller` is null where nobody is known.
-v1::AuditRecord RefusalRecord(const Caller* caller, const std::string& peer,
-                              const std::string& method, const std::string& target,
-                              const Status& why);
+v1::AuditRecord RefusalRecord(const Caller* caller, const Origin& from, const std::string& method,
+                              const std::string& target, const Status& why);
 
 }  // namespace weir

@@ -15,6 +15,7 @@
 #include "controller/store/store.h"
 #include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/log.h"
+#include "deploy/program/http/health_listener.h"
 #include "deploy/program/loopback.h"
 #include "deploy/program/tls/tls_files.h"
 
@@ -46,7 +47,8 @@ StatusOr<HostPort> ParseAddress(const std::string& flag, const std::string& addr
 // A Unix socket is protected by the permissions of its directory.
 bool IsUnixSocket(const std::string& address) { return address.starts_with("unix:"); }
 
-Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, const HostPort& http) {
+Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, const HostPort& http,
+                     const HostPort& health) {
   if (options.tls_cert.empty() != options.tls_key.empty()) {
     return InvalidArgument("--tls-cert and --tls-key belong together");
   }
@@ -56,6 +58,11 @@ Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, con
     return FailedPrecondition(StrCat("gRPC on ", options.listen_grpc,
                                      " is reachable from outside: give "
                                      "--tls-cert, --tls-key and --tls-ca, or --insecure"));
+  }
+  if (!options.listen_health.empty() && !IsLoopback(health.host) && options.tls_cert.empty()) {
+    return FailedPrecondition(StrCat("--listen-health ", options.listen_health,
+                                     " is reachable from outside: give --tls-cert and --tls-key, "
+                                     "or --insecure"));
   }
   if (!IsLoopback(http.host) && (options.token_file.empty() || options.tls_cert.empty())) {
     return FailedPrecondition(StrCat("HTTP on ", options.listen_http,
@@ -109,6 +116,7 @@ class ControllerImpl : public Controller {
     events_.Close();
     if (grpc_ != nullptr) grpc_->Stop(std::chrono::milliseconds(500));
     if (rest_ != nullptr) rest_->Stop();
+    health_.reset();
     // Handlers may still have posted tasks that use the fleet, so the executor runs all of them
     // first.
     executor_.Stop();
@@ -121,7 +129,11 @@ class ControllerImpl : public Controller {
       WEIR_ASSIGN_OR_RETURN(grpc, ParseAddress("--listen-grpc", options_.listen_grpc));
     }
     WEIR_ASSIGN_OR_RETURN(const HostPort http, ParseAddress("--listen-http", options_.listen_http));
-    WEIR_RETURN_IF_ERROR(CheckExposure(options_, grpc, http));
+    HostPort health;
+    if (!options_.listen_health.empty()) {
+      WEIR_ASSIGN_OR_RETURN(health, ParseAddress("--listen-health", options_.listen_health));
+    }
+    WEIR_RETURN_IF_ERROR(CheckExposure(options_, grpc, http, health));
     if (options_.token_file.empty()) {
       authenticator_ = std::make_unique<Authenticator>();
     } else {
@@ -153,14 +165,27 @@ class ControllerImpl : public Controller {
     RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
     WEIR_ASSIGN_OR_RETURN(rest.local, LocalRightsOfHttp(http.host));
     rest.names = options_.http_names;
+    rest.access = options_.access_log ? &access_ : nullptr;
+    if (!options_.listen_health.empty()) {
+      WEIR_ASSIGN_OR_RETURN(
+          health_, HealthListener::Start(
+                       {health.host, health.port, tls_.get()}, [this] { return executor_.Alive(); },
+                       [this] { return CheckReady(executor_, plane_->admin); }));
+    }
     WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start(rest, executor_, plane_->admin, *calls_, events_,
                                                    *authenticator_));
     calls_->SetPageUrl(PageUrl(http.host));
+    GrpcOptions admitted{options_.listen_grpc, tls_.get(), LocalRightsOfGrpc()};
+    admitted.host = grpc.host;
+    admitted.access = rest.access;
+    if (IsLoopback(grpc.host) && options_.tls_ca.empty() && !options_.trust_loopback) {
+      WEIR_ASSIGN_OR_RETURN(admitted.others, LocalRightsOfHttp(grpc.host));
+    }
     WEIR_ASSIGN_OR_RETURN(
-        grpc_, GrpcServer::Start({options_.listen_grpc, tls_.get(), LocalRightsOfGrpc()}, executor_,
-                                 *plane_, *calls_, events_, *authenticator_));
+        grpc_, GrpcServer::Start(admitted, executor_, *plane_, *calls_, events_, *authenticator_));
     Log(LogLevel::kInfo, "controller",
-        StrCat("gRPC on ",
+        StrCat(health_ == nullptr ? "" : StrCat("health on port ", health_->port(), ", "),
+               "gRPC on ",
                grpc.host.empty() ? options_.listen_grpc : StrCat(grpc.host, ":", grpc_->port()),
                ", HTTP on ", http.host, ":", rest_->port(), ", state in ", options_.state_file));
     return OkStatus();
@@ -223,6 +248,8 @@ class ControllerImpl : public Controller {
   std::unique_ptr<AdminCalls> calls_;
   std::unique_ptr<LeaseGateway> gateway_;
   std::unique_ptr<PolicyWatcher> watcher_;
+  AccessLog access_;
+  std::unique_ptr<HealthListener> health_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<RestServer> rest_;
 };

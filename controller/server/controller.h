@@ -24,7 +24,10 @@ struct ControllerOptions {
   /// "none", "viewer", "operator" or "admin".
   std::string local_role = "viewer";
   std::vector<std::string> http_names;  // by which HTTP on loopback may be reached, too
+  bool trust_loopback = false;  // every user of this machine is admin over gRPC, not only its own
   bool insecure = false;
+  std::string listen_health;  // host:port of /healthz and /readyz alone; empty: none
+  bool access_log = false;
   std::vector<std::string> aggregators;  // NAME=http(s)://HOST:PORT
   std::string aggregator_token_file;     // empty: no token
   std::string aggregator_ca;             // PEM file; empty: the system's

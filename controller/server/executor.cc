@@ -46,6 +46,13 @@ Status Executor::Call(std::function<Status()> task, Duration timeout) {
   return result->status;
 }
 
+Status Executor::Alive() const {
+  const Duration silent = RealClock().Now() - last_tick_.load();
+  if (silent <= kSilenceMax) return OkStatus();
+  return Unavailable(
+      StrCat("the thread that decides has done nothing for ", ToSeconds(silent), " s"));
+}
+
 void Executor::Stop() {
   queue_.Close();
   if (thread_.joinable()) thread_.join();
@@ -62,6 +69,7 @@ void Executor::Loop() {
     }
     if (RealClock().Now() >= next_tick) {
       tick_();
+      last_tick_ = RealClock().Now();
       next_tick = RealClock().Now() + tick_interval_;
     }
   }

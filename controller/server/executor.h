@@ -2,6 +2,7 @@
 #pragma once
 // The one thread that owns the controller's state. Network handlers only post work to it.
 
+#include <atomic>
 #include <functional>
 #include <thread>
 
@@ -28,6 +29,10 @@ class Executor {
   /// time (it may still run, so `task` must own what it touches). Never from the executor's own
   /// thread.
   Status Call(std::function<Status()> task, Duration timeout = std::chrono::seconds(5));
+  /// OK while ticks come at least every kSilenceMax, and before Start. kUnavailable says for how
+  /// long there was none: the thread hangs. Thread-safe; takes no lock.
+  Status Alive() const;
+  static constexpr Duration kSilenceMax = std::chrono::seconds(60);
   /// Runs what is queued, then joins. Later posts fail.
   void Stop();
 
@@ -37,6 +42,7 @@ class Executor {
   const Duration tick_interval_;
   BoundedQueue<std::function<void()>> queue_{kQueueMax};
   std::function<void()> tick_;
+  std::atomic<TimePoint> last_tick_{TimePoint::max()};
   std::thread thread_;
 };
 

@@ -9,12 +9,13 @@
 #include "datapath/base/log.h"
 #include "deploy/program/config_file.h"
 #include "deploy/program/hidden_command.h"
+#include "deploy/program/log_flags.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
 
 namespace {
 
-void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& log_level) {
+void DefineFlags(CLI::App& app, weir::ControllerOptions& options, weir::LogFlags& log) {
   app.add_option("--listen-grpc", options.listen_grpc,
                  "host:port, or unix:FILE, for agents and weirctl")
       ->type_name("ADDRESS")
@@ -56,11 +57,17 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& l
   app.add_option("--http-host", options.http_names,
                  "name by which browsers may reach HTTP on loopback, through a proxy; repeatable")
       ->type_name("NAME");
+  app.add_flag("--trust-loopback", options.trust_loopback,
+               "over gRPC on loopback, every user of this machine is admin without a token, not "
+               "only root and the controller's own user");
+  app.add_option("--listen-health", options.listen_health,
+                 "host:port of /healthz and /readyz alone, answered by threads of their own; none "
+                 "by default")
+      ->type_name("ADDRESS");
+  app.add_flag("--access-log", options.access_log, "log every answered request");
   app.add_flag("--insecure", options.insecure,
                "allow addresses off loopback without TLS and tokens");
-  app.add_option("--log-level", log_level, "least severe level that is written to standard error")
-      ->type_name("LEVEL:{debug,info,warning,error}")
-      ->capture_default_str();
+  weir::AddLogFlags(app, &log);
   app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
   weir::AddConfigFile(app);
 }
@@ -70,11 +77,11 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& l
 int main(int argc, char** argv) {
   weir::ControllerOptions options;
   options.fleet.version = WEIR_VERSION;
-  std::string log_level = "info";
+  weir::LogFlags log;
   CLI::App app(
       "weir-controller: measures training jobs through their agents and chooses how they compress "
       "and send gradients");
-  DefineFlags(app, options, log_level);
+  DefineFlags(app, options, log);
   const weir::ProgramPage page{"weir-controller", {"weir-agent 1", "weirctl 1"}, nullptr};
   if (const auto answered = weir::AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   try {
@@ -83,13 +90,11 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
 
-  const auto level = weir::ParseLogLevel(log_level);
-  if (!level.ok()) {
-    std::fprintf(stderr, "weir-controller: --log-level: %s\n",
-                 weir::Message(level.status()).c_str());
+  const weir::Status logs = weir::UseLogFlags(log);
+  if (!logs.ok()) {
+    std::fprintf(stderr, "weir-controller: %s\n", weir::Message(logs).c_str());
     return 2;
   }
-  weir::SetMinimumLogLevel(*level);
 
   weir::HoldStopSignals();
   auto controller = weir::Controller::Start(options);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "deploy/aggregator/http_server.h"
 
-#include <httplib.h>
-
 #include <charconv>
 #include <limits>
 #include <utility>
@@ -11,14 +9,14 @@
 #include "datapath/base/identity/rank_proof.h"
 #include "deploy/aggregator/lease_api.h"
 #include "deploy/aggregator/metrics.h"
-#include "deploy/program/http_workers.h"
+#include "deploy/program/http/health_listener.h"
+#include "deploy/program/http/http_server.h"
 #include "deploy/program/tls/tls_files.h"
 
 namespace weir::aggregation {
 namespace {
 
-constexpr int kHttpThreads = 3;
-constexpr size_t kHttpQueueMax = 32;
+constexpr weir::HttpLimits kLimits{.connections_max = 64, .connections_of_peer_max = 32};
 constexpr std::string_view kLeasePath = "/v1/leases/";
 
 StatusOr<uint32_t> EpochOf(const httplib::Request& request) {
@@ -51,51 +49,28 @@ class HttplibServer : public HttpServer {
         tls_({.cert = options.tls_cert, .key = options.tls_key}) {}
 
   ~HttplibServer() override {
-    if (server_ != nullptr) server_->stop();
-    if (thread_.joinable()) thread_.join();
+    if (server_ != nullptr) server_->End();
   }
 
   Status Listen() {
-    if (options_.tls_cert.empty()) {
-      server_ = std::make_unique<httplib::Server>();
-    } else {
-      WEIR_RETURN_IF_ERROR(tls_.Current().status());
-      server_ = std::make_unique<httplib::SSLServer>(
-          [this](SSL_CTX& context) { return ServeTls(&context, &tls_); });
-    }
-    if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
-    server_->new_task_queue = [] { return new HttpWorkers(kHttpThreads, kHttpQueueMax); };
+    TlsFiles* const tls = options_.tls_cert.empty() ? nullptr : &tls_;
+    if (tls != nullptr) WEIR_RETURN_IF_ERROR(tls->Current().status());
+    server_ =
+        std::make_unique<weir::HttpServer>(tls, kLimits, options_.access_log ? &access_ : nullptr);
     server_->set_payload_max_length(kLeaseBytesMax);
-    server_->set_read_timeout(5, 0);
-    server_->set_write_timeout(5, 0);
-    // An idle connection would keep one of the few threads busy.
-    server_->set_keep_alive_max_count(1);
-    server_->set_keep_alive_timeout(1);
-    // By default the library shares the port (SO_REUSEPORT): a second aggregator would get half of
-    // the requests without anyone noticing.
-    server_->set_socket_options([](socket_t socket) {
-      const int yes = 1;
-      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    });
     InstallHandlers();
-    if (options_.port == 0) {
-      port_ = server_->bind_to_any_port(options_.host.c_str());
-      if (port_ <= 0) return Unavailable(StrCat("cannot listen on ", options_.host, " for HTTP"));
-    } else if (server_->bind_to_port(options_.host.c_str(), options_.port)) {
-      port_ = options_.port;
-    } else {
-      return Unavailable(
-          StrCat("cannot listen on ", options_.host, ":", options_.port, " for HTTP"));
-    }
-    thread_ = std::thread([this] { server_->listen_after_bind(); });
-    pthread_setname_np(thread_.native_handle(), "weir-accept");
-    // The library can only stop a server that is running, so wait until it is.
-    const TimePoint deadline = RealClock().Now() + std::chrono::seconds(5);
-    while (!server_->is_running() && RealClock().Now() < deadline) std::this_thread::yield();
+    WEIR_RETURN_IF_ERROR(server_->Begin(options_.host, options_.port));
+    if (options_.health_host.empty()) return OkStatus();
+    const auto well = [] { return OkStatus(); };
+    const auto ready = [this] { return aggregator_.Shards().status(); };
+    WEIR_ASSIGN_OR_RETURN(
+        health_,
+        HealthListener::Start({options_.health_host, options_.health_port, tls}, well, ready));
     return OkStatus();
   }
 
-  int port() const override { return port_; }
+  int port() const override { return server_->port(); }
+  int health_port() const override { return health_ == nullptr ? 0 : health_->port(); }
 
  private:
   using Request = httplib::Request;
@@ -139,7 +114,10 @@ class HttplibServer : public HttpServer {
   Status Authorize(const Request& request) const {
     if (options_.token.empty()) return OkStatus();
     const std::string given = request.get_header_value("Authorization");
-    if (ConstantTimeEquals(given, "Bearer " + options_.token)) return OkStatus();
+    if (ConstantTimeEquals(given, "Bearer " + options_.token)) {
+      weir::HttpServer::NameCaller("token");
+      return OkStatus();
+    }
     return MakeStatus(StatusCode::kUnauthenticated,
                       given.empty() ? "expected a bearer token, found none" : "unknown token");
   }
@@ -187,9 +165,9 @@ class HttplibServer : public HttpServer {
   const HttpOptions options_;
   AggregatorServer& aggregator_;
   TlsFiles tls_;
-  std::unique_ptr<httplib::Server> server_;
-  std::thread thread_;
-  int port_ = 0;
+  AccessLog access_;
+  std::unique_ptr<weir::HttpServer> server_;
+  std::unique_ptr<HealthListener> health_;
 };
 
 }  // namespace

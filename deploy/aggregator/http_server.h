@@ -19,9 +19,12 @@ struct HttpOptions {
   std::string tls_cert, tls_key;
   std::string version;
   double goodput_bits_per_s = 0;  // as in CapacityJson
+  bool access_log = false;
+  std::string health_host;   // of /healthz and /readyz on a listener of their own; empty: none
+  uint16_t health_port = 0;  // 0: any free one
 };
 
-/// Serves requests by a few threads with a bounded queue; bodies of at most kLeaseBytesMax octets.
+/// Bodies of at most kLeaseBytesMax octets. Slow clients are bounded as deploy/program/http says.
 class HttpServer {
  public:
   virtual ~HttpServer() = default;
@@ -31,6 +34,8 @@ class HttpServer {
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options,
                                                      AggregatorServer* server);
   virtual int port() const = 0;
+  /// 0 where there is no listener of health.
+  virtual int health_port() const = 0;
 };
 
 }  // namespace weir::aggregation

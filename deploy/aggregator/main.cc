@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <string>
 
@@ -14,8 +13,10 @@
 #include "deploy/aggregator/http_server.h"
 #include "deploy/program/config_file.h"
 #include "deploy/program/hidden_command.h"
+#include "deploy/program/log_flags.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
+#include "deploy/program/token_file.h"
 
 namespace weir::aggregation {
 namespace {
@@ -24,8 +25,9 @@ struct AggregatorFlags {
   ServerOptions server;
   HttpOptions http;
   std::string http_address = "127.0.0.1:9466";
+  std::string health_address;
   std::string token_file;
-  std::string log_level = "info";
+  LogFlags log;
   double buffer_mib = 8;
   double goodput_gbit_per_s = 0;
   double stall_s = 5;
@@ -70,6 +72,11 @@ void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
   app.add_option("--http", flags->http_address,
                  "IPV4:PORT of leases, /metrics and /healthz; port 0: any")
       ->capture_default_str();
+  app.add_option("--listen-health", flags->health_address,
+                 "IPV4:PORT of /healthz and /readyz alone, answered by threads of their own; none "
+                 "by default")
+      ->type_name("ADDRESS");
+  app.add_flag("--access-log", flags->http.access_log, "log every answered HTTP request");
   app.add_option("--token-file", flags->token_file,
                  "file with the bearer token that clients need for leases and metrics");
   app.add_option("--tls-cert", flags->http.tls_cert,
@@ -89,26 +96,27 @@ void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
       ->capture_default_str();
   app.add_option("--seed", server.seed, "seed of the losses that --drop injects")
       ->capture_default_str();
-  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")
-      ->capture_default_str();
+  AddLogFlags(app, &flags->log);
 }
 
-StatusOr<std::string> ReadTokenFile(const std::string& path) {
-  constexpr size_t kTokenMin = 16, kTokenMax = 512;
-  std::ifstream file(path);
-  std::string token;
-  if (!file || !(file >> token)) return InvalidArgument(StrCat("no token in ", path));
-  if (token.size() < kTokenMin || token.size() > kTokenMax) {
-    return InvalidArgument(StrCat("expected a token of ", kTokenMin, " to ", kTokenMax,
-                                  " characters in ", path, ", found ", token.size()));
+Status CompleteHealth(AggregatorFlags* flags) {
+  if (flags->health_address.empty()) return OkStatus();
+  const auto health = ParseSourceAddress(flags->health_address);
+  if (!health.ok()) return Annotate(health.status(), "--listen-health");
+  const std::string address = AddressText(*health);
+  flags->http.health_host = address.substr(0, address.rfind(':'));
+  flags->http.health_port = static_cast<uint16_t>(*health & 0xFFFF);
+  if (*health >> 40 != 127 && !flags->insecure && flags->http.tls_cert.empty()) {
+    return InvalidArgument(StrCat("--listen-health ", flags->health_address,
+                                  " is off loopback: expected --tls-cert and --tls-key, or "
+                                  "--insecure"));
   }
-  return token;
+  return OkStatus();
 }
 
 // Checks flags against each other, and derives the values that follow from several of them.
 Status Complete(AggregatorFlags* flags) {
-  WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(flags->log_level));
-  SetMinimumLogLevel(level);
+  WEIR_RETURN_IF_ERROR(UseLogFlags(flags->log));
   const auto http = ParseSourceAddress(flags->http_address);
   if (!http.ok()) return Annotate(http.status(), "--http");
   const std::string address = AddressText(*http);
@@ -128,6 +136,7 @@ Status Complete(AggregatorFlags* flags) {
                                   " is off loopback: expected --token-file, --tls-cert and "
                                   "--tls-key, or --insecure"));
   }
+  WEIR_RETURN_IF_ERROR(CompleteHealth(flags));
   flags->http.goodput_bits_per_s = 1e9 * flags->goodput_gbit_per_s;
   flags->server.buffer_bytes = static_cast<int>(flags->buffer_mib * (1 << 20));
   return OkStatus();

@@ -1,81 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks on a controller over HTTP, each as somebody would try it: raw sockets against the real program."""
-import hashlib
-import http.client
 import json
 import os
 import pathlib
 import re
 import selectors
+import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "deploy"))
-from demo_job.control_plane import find_binaries  # noqa: E402  pylint: disable=wrong-import-position
+from controller_program import ANSWER_S, JSON, WEIRCTL, ControllerCase, bearer, token_file
 
-BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-PROGRAMS, _ = find_binaries(BUILD)
-START_S = 20.0
-ANSWER_S = 3.0   # of a controller that is well, on a busy machine
-JSON = {"Content-Type": "application/json"}
 FORGED = "x\n2026-01-01T00:00:00.000Z I audit: root (token) from 10.0.0.1: ApplyPolicy forged: OK"
+OTHER = 64123   # the number of no user
 
 
-def token_file(directory, **roles):
-    """A token file with a principal of each name; its token is the name, repeated. Returns flags."""
-    path = pathlib.Path(directory) / "tokens"
-    path.write_text("".join(f"{name} {role} sha256:{hashlib.sha256((name * 3).encode()).hexdigest()}\n"
-                            for name, role in roles.items()), encoding="ascii")
-    return ["--token-file", str(path)]
-
-
-def bearer(name):
-    return {"Authorization": f"Bearer {name * 3}"}
-
-
-class AttackTest(unittest.TestCase):
-    def setUp(self):
-        self.directory = self.enterContext(tempfile.TemporaryDirectory(prefix="weir-attacks-"))
-        self.log = pathlib.Path(self.directory) / "log"
-
-    def start(self, *flags):
-        with open(self.log, "wb") as log:
-            child = subprocess.Popen([PROGRAMS["weir-controller"], "--listen-grpc", "127.0.0.1:0", "--listen-http",
-                                      "127.0.0.1:0", "--state", ":memory:", *flags], stderr=log)
-        self.addCleanup(child.wait, 20)
-        self.addCleanup(child.kill)
-        end = time.monotonic() + START_S
-        while not (found := re.search(r"gRPC on (\S+), HTTP on 127\.0\.0\.1:(\d+)", self.said())):
-            self.assertIsNone(child.poll(), self.said())
-            self.assertLess(time.monotonic(), end, self.said())
-            time.sleep(0.02)
-        self.grpc, self.port = found[1], int(found[2])
-        self.child = child
-
-    def said(self):
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def ask(self, method, path, body=None, headers=None, timeout=ANSWER_S):
-        """Status, headers and text of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        try:
-            connection.request(method, path, body if body is None else json.dumps(body), headers or {})
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read().decode()
-        finally:
-            connection.close()
-
-    def weirctl(self, *words):
-        done = subprocess.run([PROGRAMS.get("weirctl") or BUILD / "controller/cli/weirctl", "--controller", self.grpc,
-                               *words], capture_output=True, text=True, timeout=20, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
-
+class AttackTest(ControllerCase):
     def slow_connections(self, count, begin):
         """Connections that have sent `begin` and could go on for ever."""
         made = []
@@ -162,6 +104,39 @@ class AttackTest(unittest.TestCase):
                          {"name": "local", "role": "admin", "proof": "session"})
         self.assertEqual(self.ask("DELETE", "/v1/session", None, whole)[0], 200)
         self.assertEqual(self.ask("PUT", "/v1/policies/p", policy, whole)[0], 401, "the session has ended")
+
+    @unittest.skipIf(os.getuid(), "only root can be another user")
+    def test_another_user_of_the_machine_changes_nothing_over_loopback(self):
+        copy = pathlib.Path(self.directory) / "weirctl"
+        shutil.copy(WEIRCTL, copy)
+        copy.chmod(0o755)
+        copy.parent.chmod(0o755)
+
+        def as_other(*words):
+            return subprocess.run([copy, "--controller", self.grpc, *words], capture_output=True, text=True, timeout=20,
+                                  check=False, user=OTHER, group=OTHER, extra_groups=[], cwd="/")
+
+        self.start()
+        self.weirctl("log-level", "info")   # the controller's own user needs nothing
+        self.assertEqual(as_other("get", "jobs").returncode, 0, "looking is free on this machine")
+        refused = as_other("log-level", "debug")
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn(f"user {OTHER}", refused.stderr)
+        self.assertRegex(self.weirctl("get", "audit", "--limit", "1"), rf"user {OTHER} .*SetLogLevel")
+        self.child.kill()
+        self.child.wait()
+        self.start("--trust-loopback")
+        self.assertEqual(as_other("log-level", "debug").returncode, 0)
+
+    def test_health_is_answered_on_a_listener_of_its_own(self):
+        """Even where every thread of the main listener is taken by somebody who has begun a whole request."""
+        self.start("--listen-health", "127.0.0.1:0")
+        own = int(re.search(r"health on port (\d+)", self.said())[1])
+        self.slow_connections(200, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+        self.port = own
+        for path in ("/healthz", "/readyz"):
+            self.assertEqual(self.ask("GET", path)[::2], (200, "ok\n"))
+        self.assertEqual(self.ask("GET", "/v1/jobs")[0], 404, "nothing else is there")
 
     def test_a_session_ends_with_the_token_that_began_it(self):
         flags = token_file(self.directory, ann="admin", eve="viewer")

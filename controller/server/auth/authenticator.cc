@@ -18,6 +18,13 @@ Status Unauthenticated(std::string message) {
   return MakeStatus(StatusCode::kUnauthenticated, std::move(message));
 }
 
+std::string OtherUserMessage(const std::string& user) {
+  return StrCat(kTokenExpected,
+                "; without one, only root and the controller's own user are trusted "
+                "here, and this is ",
+                user, " (--trust-loopback trusts every user)");
+}
+
 }  // namespace
 
 StatusOr<Principals> Authenticator::Read(const std::string& path) {
@@ -146,8 +153,12 @@ StatusOr<Principal> Authenticator::PrincipalOf(const Proof& proof) {
                      .proof = "certificate",
                      .nodes = Literally(proof.certificate)};
   }
-  if (!proof.local.role.has_value() && !proof.local.agent) return Unauthenticated(kTokenExpected);
+  if (!proof.local.role.has_value() && !proof.local.agent) {
+    return Unauthenticated(proof.local.user.empty() ? kTokenExpected
+                                                    : OtherUserMessage(proof.local.user));
+  }
   Principal local{.name = "local", .proof = "local", .role = proof.local.role};
+  if (!proof.local.user.empty()) local.name = proof.local.user;
   if (proof.local.agent) local.nodes = {"*"};
   return local;
 }
@@ -162,12 +173,12 @@ StatusOr<Caller> Authenticator::Identify(const Credentials& credentials) {
     if (proof != nullptr) {
       WEIR_ASSIGN_OR_RETURN(Principal principal, PrincipalOf(*proof));
       principal.proof = "session";
-      return Caller{std::move(principal), *proof, credentials.peer};
+      return Caller{std::move(principal), *proof, credentials.origin()};
     }
   }
   WEIR_ASSIGN_OR_RETURN(Proof proof, ProofOf(credentials));
   WEIR_ASSIGN_OR_RETURN(Principal principal, PrincipalOf(proof));
-  return Caller{std::move(principal), std::move(proof), credentials.peer};
+  return Caller{std::move(principal), std::move(proof), credentials.origin()};
 }
 
 StatusOr<Session> Authenticator::Begin(const Proof& proof) {

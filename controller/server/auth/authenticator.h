@@ -21,21 +21,30 @@
 
 namespace weir {
 
+/// Where a request comes from.
+struct Origin {
+  std::string peer = {};        // address without port; "unix" for a socket
+  std::string request_id = {};  // access_log.h
+};
+
 /// The credentials that a caller shows.
 struct Credentials {
   std::string peer = {};                      // its address without port; "unix" for a socket
+  std::string request_id = {};                // access_log.h
   std::string_view authorization = {};        // "Bearer <token>"; empty: none
   std::vector<std::string> certificate = {};  // names of its verified certificate
   bool has_certificate = false;
   std::string_view session = {}, csrf = {};  // cookie, and header Weir-CSRF
   bool reads_only = false;                   // the request changes nothing
   LocalRights local = {};                    // of the listener
+
+  Origin origin() const { return {peer, request_id}; }
 };
 
 /// A principal who calls.
 struct Caller : Principal {
   Proof evidence = {};
-  std::string peer = {};
+  Origin from = {};
 };
 
 /// A session that has begun.

@@ -135,8 +135,9 @@ Status RequireRole(const Principal& principal, Role needed) {
     return MakeStatus(
         StatusCode::kUnauthenticated,
         StrCat("needs role ", RoleName(needed), ", and callers without credentials have ",
-               principal.role.has_value() ? RoleName(*principal.role) : "none",
-               " here: send the header 'Authorization: Bearer <token>', or begin a session with "
+               principal.role.has_value() ? RoleName(*principal.role) : "none", " here",
+               principal.name == "local" ? "" : StrCat(" (this is ", principal.name, ")"),
+               ": send the header 'Authorization: Bearer <token>', or begin a session with "
                "weirctl page"));
   }
   return Denied(StrCat("needs role ", RoleName(needed), ", ", Described(principal), " has ",

@@ -19,7 +19,8 @@ namespace weir {
 /// machine reaches grant anything, unless --insecure is set.
 struct LocalRights {
   std::optional<Role> role = {};
-  bool agent = false;  // for every node
+  bool agent = false;     // for every node
+  std::string user = {};  // who calls, where that is known to be another user of this machine
 };
 
 /// How the person of a session proved who they are. It is looked up again for every request, so

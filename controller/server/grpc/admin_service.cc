@@ -4,6 +4,7 @@
 #include "controller/server/grpc/caller.h"
 #include "controller/server/grpc/grpc_status.h"
 #include "controller/server/rest/routes.h"
+#include "controller/server/status_mapping.h"
 
 namespace weir {
 namespace {
@@ -11,7 +12,31 @@ namespace {
 // Lives until gRPC reports the call as done, also when the client left before the answer.
 class UnaryReactor : public grpc::ServerUnaryReactor {
  public:
+  /// `access`: null for no access log.
+  UnaryReactor(AccessLog* access, const char* method, Origin from)
+      : access_(access), method_(method), from_(std::move(from)), began_(RealClock().Now()) {}
+
+  /// `caller`: null where nobody is known.
+  void End(const Caller* caller, const Status& status) {
+    if (access_ != nullptr) {
+      access_->Add({.protocol = "grpc",
+                    .method = method_,
+                    .peer = from_.peer,
+                    .principal = caller == nullptr ? "" : caller->name,
+                    .request_id = from_.request_id,
+                    .outcome = std::string(CodeName(status.code())),
+                    .duration = RealClock().Now() - began_});
+    }
+    Finish(ToGrpc(status));
+  }
+
   void OnDone() override { delete this; }
+
+ private:
+  AccessLog* const access_;
+  const char* const method_;
+  const Origin from_;
+  const TimePoint began_;
 };
 
 class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
@@ -108,20 +133,21 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
 #define WEIR_ADMIN_UNARY(method, Request, Response)                                               \
   grpc::ServerUnaryReactor* AdminServiceImpl::method(                                             \
       grpc::CallbackServerContext* context, const v1::Request* request, v1::Response* response) { \
-    auto* reactor = new UnaryReactor();                                                           \
+    const Credentials credentials = CredentialsOf(context, local_);                               \
+    auto* reactor = new UnaryReactor(access_, #method, credentials.origin());                     \
     const Route& route = RouteOf(#method);                                                        \
-    auto caller = calls_.Admit(CredentialsOf(*context, local_), route, *request);                 \
+    auto caller = calls_.Admit(credentials, route, *request);                                     \
     if (!caller.ok()) {                                                                           \
-      reactor->Finish(ToGrpc(caller.status()));                                                   \
+      reactor->End(nullptr, caller.status());                                                     \
       return reactor;                                                                             \
     }                                                                                             \
     const bool posted =                                                                           \
         executor_.Post([this, reactor, request, response, &route, caller = *std::move(caller)] {  \
           const Status status = calls_.Call(caller, route, *request, response);                   \
-          reactor->Finish(ToGrpc(status));                                                        \
+          reactor->End(&caller, status);                                                          \
         });                                                                                       \
     if (!posted) {                                                                                \
-      reactor->Finish(ToGrpc(Unavailable("the controller is shutting down or overloaded")));      \
+      reactor->End(nullptr, Unavailable("the controller is shutting down or overloaded"));        \
     }                                                                                             \
     return reactor;                                                                               \
   }
@@ -131,7 +157,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
 grpc::ServerWriteReactor<v1::Event>* AdminServiceImpl::Watch(grpc::CallbackServerContext* context,
                                                              const v1::WatchRequest* request) {
   auto* reactor = new WatchReactor(events_);
-  const auto caller = calls_.Admit(CredentialsOf(*context, local_), RouteOf("Watch"), *request);
+  const auto caller = calls_.Admit(CredentialsOf(context, local_), RouteOf("Watch"), *request);
   if (caller.ok()) {
     reactor->Begin(*request);
   } else {

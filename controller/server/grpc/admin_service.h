@@ -5,6 +5,8 @@
 #include "controller/server/admin_calls.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
+#include "controller/server/grpc/local_callers.h"
+#include "deploy/program/http/access_log.h"
 #include "weir/v1/admin.grpc.pb.h"
 
 namespace weir {
@@ -12,8 +14,10 @@ namespace weir {
 /// All referenced objects must outlive the server that carries it.
 class AdminServiceImpl : public v1::AdminService::CallbackService {
  public:
-  AdminServiceImpl(Executor& executor, AdminCalls& calls, EventHub& events, LocalRights local)
-      : executor_(executor), calls_(calls), events_(events), local_(local) {}
+  /// `access`: null for no access log.
+  AdminServiceImpl(Executor& executor, AdminCalls& calls, EventHub& events,
+                   const LocalCallers& local, AccessLog* access)
+      : executor_(executor), calls_(calls), events_(events), local_(local), access_(access) {}
 
 #define WEIR_ADMIN_UNARY(method, Request, Response)                      \
   grpc::ServerUnaryReactor* method(grpc::CallbackServerContext* context, \
@@ -28,7 +32,8 @@ class AdminServiceImpl : public v1::AdminService::CallbackService {
   Executor& executor_;
   AdminCalls& calls_;
   EventHub& events_;
-  const LocalRights local_;
+  const LocalCallers& local_;
+  AccessLog* const access_;
 };
 
 }  // namespace weir

@@ -114,7 +114,7 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
 
 class AgentStream : public Reactor {
  public:
-  AgentStream(Executor& executor, AgentApi& agents, AdminCalls& calls, const std::string& peer,
+  AgentStream(Executor& executor, AgentApi& agents, AdminCalls& calls, const Origin& from,
               const StatusOr<Caller>& caller)
       : executor_(executor),
         agents_(agents),
@@ -124,7 +124,7 @@ class AgentStream : public Reactor {
       caller_ = std::make_shared<const Caller>(*caller);
       link_->ReadNext(&incoming_);
     } else {
-      calls_.Refuse(nullptr, peer, kConnect, "", caller.status());
+      calls_.Refuse(nullptr, from, kConnect, "", caller.status());
       link_->Close(caller.status());
     }
   }
@@ -137,7 +137,7 @@ class AgentStream : public Reactor {
     if (incoming_.has_hello()) {
       const Status allowed = RequireNode(*caller_, incoming_.hello().node());
       if (!allowed.ok()) {
-        calls_.Refuse(caller_.get(), caller_->peer, kConnect, incoming_.hello().node(), allowed);
+        calls_.Refuse(caller_.get(), caller_->from, kConnect, incoming_.hello().node(), allowed);
         link_->Close(allowed);
         return;
       }
@@ -154,7 +154,7 @@ class AgentStream : public Reactor {
             link->ReadNext(next);
           } else {
             const std::string node = message->has_hello() ? message->hello().node() : "";
-            calls.Refuse(caller.get(), caller->peer, kConnect, node, status);
+            calls.Refuse(caller.get(), caller->from, kConnect, node, status);
             link->Close(status);
           }
         });
@@ -181,8 +181,8 @@ class AgentStream : public Reactor {
 }  // namespace
 
 Reactor* AgentServiceImpl::Connect(grpc::CallbackServerContext* context) {
-  const Credentials credentials = CredentialsOf(*context, local_);
-  return new AgentStream(executor_, agents_, calls_, credentials.peer,
+  const Credentials credentials = CredentialsOf(context, local_);
+  return new AgentStream(executor_, agents_, calls_, credentials.origin(),
                          authenticator_.Identify(credentials));
 }
 

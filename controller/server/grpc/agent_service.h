@@ -9,6 +9,7 @@
 #include "controller/server/agent_api.h"
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/executor.h"
+#include "controller/server/grpc/local_callers.h"
 #include "weir/v1/agent.grpc.pb.h"
 
 namespace weir {
@@ -24,7 +25,7 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
   static constexpr int kMessagesPerSecondMax = 10000;
 
   AgentServiceImpl(Executor& executor, AgentApi& agents, AdminCalls& calls,
-                   Authenticator& authenticator, LocalRights local)
+                   Authenticator& authenticator, const LocalCallers& local)
       : executor_(executor),
         agents_(agents),
         calls_(calls),
@@ -39,7 +40,7 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
   AgentApi& agents_;
   AdminCalls& calls_;
   Authenticator& authenticator_;
-  const LocalRights local_;
+  const LocalCallers& local_;
 };
 
 }  // namespace weir

@@ -5,17 +5,30 @@
 #include <grpcpp/security/auth_context.h>
 
 #include "controller/server/rest/routes.h"
+#include "deploy/program/http/access_log.h"
 
 namespace weir {
+namespace {
 
-Credentials CredentialsOf(const grpc::ServerContextBase& context, const LocalRights& local) {
-  Credentials credentials{.peer = PeerAddress(context.peer()), .local = local};
-  const auto& metadata = context.client_metadata();
+constexpr const char* kRequestIdKey = "x-request-id";
+
+}  // namespace
+
+Credentials CredentialsOf(grpc::ServerContextBase* context, const LocalCallers& local) {
+  Credentials credentials{.peer = PeerAddress(context->peer())};
+  const auto& metadata = context->client_metadata();
+  const auto asked = metadata.find(kRequestIdKey);
+  credentials.request_id = TakeRequestId(
+      asked == metadata.end() ? "" : std::string_view(asked->second.data(), asked->second.size()));
+  context->AddInitialMetadata(kRequestIdKey, credentials.request_id);
   if (const auto found = metadata.find("authorization"); found != metadata.end()) {
     credentials.authorization = {found->second.data(), found->second.size()};
   }
-  const auto shown = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
-  if (shown.empty()) return credentials;
+  const auto shown = context->auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  if (shown.empty()) {
+    if (credentials.authorization.empty()) credentials.local = local.Of(context->peer());
+    return credentials;
+  }
   credentials.has_certificate = true;
   const auto names = NamesOfCertificate({shown.front().data(), shown.front().size()});
   if (names.ok()) credentials.certificate = *names;

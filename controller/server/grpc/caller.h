@@ -7,11 +7,13 @@
 #include <string>
 
 #include "controller/server/auth/authenticator.h"
+#include "controller/server/grpc/local_callers.h"
 
 namespace weir {
 
-/// The caller of `context`, which must outlive the result. gRPC has verified its certificate.
-Credentials CredentialsOf(const grpc::ServerContextBase& context, const LocalRights& local);
+/// The caller of `context`, which must outlive the result. gRPC has verified its certificate. The
+/// answer gets the request's id as metadata "x-request-id".
+Credentials CredentialsOf(grpc::ServerContextBase* context, const LocalCallers& local);
 
 /// The address of gRPC's peer, without its port: "10.0.0.1" of "ipv4:10.0.0.1:5", "unix" of any
 /// Unix socket.

@@ -31,9 +31,10 @@ class WithoutReflection : public grpc::ServerBuilderOption {
 class GrpcServerImpl : public GrpcServer {
  public:
   GrpcServerImpl(Executor& executor, ControlPlane& plane, AdminCalls& calls, EventHub& events,
-                 Authenticator& authenticator, LocalRights local)
-      : agents_(executor, plane.agents, calls, authenticator, local),
-        admin_(executor, calls, events, local) {}
+                 Authenticator& authenticator, const GrpcOptions& options)
+      : local_(options.local, options.others, options.host),
+        agents_(executor, plane.agents, calls, authenticator, local_),
+        admin_(executor, calls, events, local_, options.access) {}
 
   ~GrpcServerImpl() override { Stop(Duration(0)); }
 
@@ -43,7 +44,7 @@ class GrpcServerImpl : public GrpcServer {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
     // The library's reflection cannot ask who calls, so it is only there where everybody is admin.
-    if (options.local.role != Role::kAdmin)
+    if (options.local.role != Role::kAdmin || options.others.has_value())
       builder.SetOption(std::make_unique<WithoutReflection>());
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kGrpcStreamsMax);
     builder.AddListeningPort(options.address, credentials, &port_);
@@ -67,6 +68,7 @@ class GrpcServerImpl : public GrpcServer {
                                 " for gRPC: the port is taken, or the address is not of this "
                                 "machine; give another one with --listen-grpc"));
     }
+    local_.SetPort(port_);
     return OkStatus();
   }
 
@@ -81,6 +83,7 @@ class GrpcServerImpl : public GrpcServer {
   }
 
  private:
+  LocalCallers local_;
   AgentServiceImpl agents_;
   AdminServiceImpl admin_;
   std::unique_ptr<grpc::Server> server_;
@@ -93,8 +96,8 @@ StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& optio
                                                         Executor& executor, ControlPlane& plane,
                                                         AdminCalls& calls, EventHub& events,
                                                         Authenticator& authenticator) {
-  auto server = std::make_unique<GrpcServerImpl>(executor, plane, calls, events, authenticator,
-                                                 options.local);
+  auto server =
+      std::make_unique<GrpcServerImpl>(executor, plane, calls, events, authenticator, options);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

@@ -10,6 +10,8 @@
 #include "controller/server/control_plane.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
+#include "controller/server/grpc/local_callers.h"
+#include "deploy/program/http/access_log.h"
 
 namespace weir {
 
@@ -20,7 +22,10 @@ struct GrpcOptions {
   /// Has a valid certificate and outlives the server. Null: no TLS. With a CA clients must show
   /// certificates. Renewed files are used for new connections.
   TlsFiles* tls = nullptr;
-  LocalRights local = {};
+  LocalRights local = {};                  // of callers that show nothing
+  std::optional<LocalRights> others = {};  // of other users of this machine; LocalCallers
+  std::string host = {};                   // of `address`
+  AccessLog* access = nullptr;             // null: none; outlives the server
 };
 
 /// A silent connection is pinged after the interval and closed after the timeout, whether or not a

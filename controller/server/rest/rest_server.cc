@@ -3,11 +3,9 @@
 
 #include <google/protobuf/message.h>
 #include <httplib.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "controller/messages/json.h"
 #include "controller/server/rest/browser_guard.h"
@@ -25,7 +23,7 @@ namespace {
 using ProtoMessage = google::protobuf::Message;
 using MessagePtr = std::unique_ptr<ProtoMessage>;
 
-constexpr auto kStartPoll = std::chrono::milliseconds(1);
+constexpr Duration kReadyMax = std::chrono::seconds(2);
 constexpr const char* kContentSecurityPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -97,45 +95,18 @@ class HttplibRestServer : public RestServer {
   ~HttplibRestServer() override { Stop(); }
 
   Status Listen() {
-    server_ = std::make_unique<HttpServer>(options_.tls, options_.limits);
-    if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
+    server_ = std::make_unique<HttpServer>(options_.tls, options_.limits, options_.access);
     server_->set_payload_max_length(kBodyBytesMax);
-    server_->set_tcp_nodelay(true);
-    // By default the library shares the port (SO_REUSEPORT): a second controller would get half of
-    // the requests without anyone noticing.
-    server_->set_socket_options([](socket_t socket) {
-      const int yes = 1;
-      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    });
     InstallHandlers();
-    port_ = options_.port;
-    if (options_.port == 0) {
-      port_ = server_->bind_to_any_port(options_.host.c_str());
-      if (port_ <= 0) return Unavailable(StrCat("cannot listen on ", options_.host));
-    } else if (!server_->bind_to_port(options_.host.c_str(), options_.port)) {
-      return Unavailable(StrCat("cannot listen on ", options_.host, ":", options_.port,
-                                " for HTTP: the port is taken, or the address is not of this "
-                                "machine; give another one with --listen-http"));
-    }
-    thread_ = std::thread([this] {
-      server_->listen_after_bind();
-      ended_ = true;
-    });
-    pthread_setname_np(thread_.native_handle(), "weir-accept");
-    return OkStatus();
+    return Annotate(server_->Begin(options_.host, options_.port),
+                    "give another address with --listen-http");
   }
 
-  int port() const override { return port_; }
+  int port() const override { return server_->port(); }
 
   void Stop() override {
     stopping_ = true;
-    if (!thread_.joinable()) return;
-    // The library ignores a stop that comes before its loop has begun, and would then accept for
-    // ever.
-    while (!server_->is_running() && !ended_) std::this_thread::sleep_for(kStartPoll);
-    server_->stop();
-    server_->EndConnections();
-    thread_.join();
+    if (server_ != nullptr) server_->End();
   }
 
  private:
@@ -193,11 +164,9 @@ class HttplibRestServer : public RestServer {
       response.status = 405;
       return;
     }
-    if (path == "/healthz") {
-      SendText(request, "ok\n", "text/plain", response);
-    } else if (path == "/readyz") {
-      const Status ready = executor_.Call([admin = &admin_] { return admin->Ready(); });
-      if (!ready.ok()) return SendError(ready, response);
+    if (path == "/healthz" || path == "/readyz") {
+      const Status well = path == "/healthz" ? executor_.Alive() : CheckReady(executor_, admin_);
+      if (!well.ok()) return SendError(well, response);
       SendText(request, "ok\n", "text/plain", response);
     } else if (path == "/openapi.json") {
       SendText(request, OpenApiDocument(options_.version), "application/json", response);
@@ -219,7 +188,7 @@ class HttplibRestServer : public RestServer {
   }
 
   // Browsers send cookies to every port of a host, so the name has the port.
-  std::string CookieName() const { return StrCat("weir_session_", port_); }
+  std::string CookieName() const { return StrCat("weir_session_", port()); }
 
   std::string CookieOf(const httplib::Request& request) const {
     const std::string cookies = request.get_header_value("Cookie");
@@ -240,12 +209,14 @@ class HttplibRestServer : public RestServer {
     std::string authorization, session, csrf;
     Credentials credentials;
   };
-  std::unique_ptr<Shown> Show(const httplib::Request& request) const {
+  std::unique_ptr<Shown> Show(const httplib::Request& request,
+                              const httplib::Response& response) const {
     auto shown = std::make_unique<Shown>();
     shown->authorization = request.get_header_value("Authorization");
     shown->session = CookieOf(request);
     shown->csrf = request.get_header_value("Weir-CSRF");
     shown->credentials = {.peer = request.remote_addr,
+                          .request_id = HttpServer::RequestId(response),
                           .authorization = shown->authorization,
                           .session = shown->session,
                           .csrf = shown->csrf,
@@ -256,7 +227,7 @@ class HttplibRestServer : public RestServer {
 
   // Begins, shows or ends the session of a person at the page.
   Status SessionCall(const httplib::Request& request, httplib::Response& response) {
-    const auto shown = Show(request);
+    const auto shown = Show(request, response);
     nlohmann::ordered_json answer;
     if (request.method == "POST") {
       const auto body = nlohmann::json::parse(request.body, nullptr, false);
@@ -273,7 +244,7 @@ class HttplibRestServer : public RestServer {
                              : authenticator_.BeginSession(
                                    {.peer = request.remote_addr, .authorization = authorization});
       if (!begun.ok()) {
-        calls_.Refuse(nullptr, request.remote_addr, "BeginSession", "", begun.status());
+        calls_.Refuse(nullptr, shown->credentials.origin(), "BeginSession", "", begun.status());
         return begun.status();
       }
       SetCookie(begun->secrets.cookie, ToSeconds(Sessions::kSessionMax), response);
@@ -305,7 +276,7 @@ class HttplibRestServer : public RestServer {
   }
 
   void Metrics(const httplib::Request& request, httplib::Response& response) {
-    const auto caller = authenticator_.Identify(Show(request)->credentials);
+    const auto caller = authenticator_.Identify(Show(request, response)->credentials);
     const Status allowed = caller.ok() ? RequireRole(*caller, Role::kViewer) : caller.status();
     if (!allowed.ok()) return SendError(allowed, response);
     std::optional<TlsHealth> tls;
@@ -353,9 +324,10 @@ class HttplibRestServer : public RestServer {
     }
     WEIR_RETURN_IF_ERROR(match.status());
     const Route& route = *match->route;
-    const auto shown = Show(request);
+    const auto shown = Show(request, response);
     if (const auto known = authenticator_.Identify(shown->credentials);
         known.ok() && known->role.has_value()) {
+      HttpServer::NameCaller(known->name);
       response.set_header("Weir-Role", std::string(RoleName(*known->role)));
     }
     // Strangers are refused before anything of theirs is parsed; the path names the job.
@@ -457,13 +429,15 @@ class HttplibRestServer : public RestServer {
   Authenticator& authenticator_;
   const std::vector<StoredFile> files_ = StoreFiles();
   std::unique_ptr<HttpServer> server_;
-  std::thread thread_;
-  int port_ = 0;
   std::atomic<int> event_streams_{0};
-  std::atomic<bool> stopping_{false}, ended_{false};  // ended_: accepting has ended
+  std::atomic<bool> stopping_{false};
 };
 
 }  // namespace
+
+Status CheckReady(Executor& executor, AdminApi& admin) {
+  return executor.Call([&admin] { return admin.Ready(); }, kReadyMax);
+}
 
 StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,
                                                         AdminApi& admin, AdminCalls& calls,

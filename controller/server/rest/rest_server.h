@@ -12,7 +12,7 @@
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
-#include "controller/server/rest/http_server.h"
+#include "deploy/program/http/http_server.h"
 
 namespace weir {
 
@@ -28,7 +28,12 @@ struct RestOptions {
   LocalRights local = {};
   std::vector<std::string> names = {};  // by which a server on loopback may be reached, too
   HttpLimits limits = {};
+  AccessLog* access = nullptr;  // null: none; outlives the server
 };
+
+/// Whether the controller can answer and store something. kUnavailable or kDeadlineExceeded (2 s):
+/// not now. Thread-safe.
+Status CheckReady(Executor& executor, AdminApi& admin);
 
 /// Bounds: HttpLimits, 1 MiB a body, 12 event streams, 10 s of silence before an event stream gets
 /// a comment line.

@@ -209,8 +209,14 @@ TEST_F(ServerTest, RefusesToStartInsecurely) {
   options_.listen_grpc = "0.0.0.0:0";
   controller = Controller::Start(options_);
   EXPECT_THAT(Message(controller.status()), testing::HasSubstr("--tls-cert"));
+  options_.listen_grpc = "127.0.0.1:0";
+  options_.listen_health = "0.0.0.0:0";
+  controller = Controller::Start(options_);
+  EXPECT_THAT(Message(controller.status()), testing::HasSubstr("--listen-health"));
+  options_.listen_grpc = "0.0.0.0:0";
   options_.insecure = true;
   EXPECT_TRUE(Controller::Start(options_).ok());
+  options_.listen_health = "";
   options_.listen_grpc = "nowhere";
   EXPECT_THAT(Message(Controller::Start(options_).status()),
               testing::HasSubstr("expected host:port"));
@@ -227,7 +233,8 @@ TEST_F(ServerTest, UnixSocketNeedsNoTls) {
   EXPECT_TRUE(admin->ListJobs(&context, {}, &response).ok());
 }
 
-TEST_F(ServerTest, ReflectionNamesTheServices) {
+TEST_F(ServerTest, ReflectionNamesTheServicesWhereEverybodyIsAdmin) {
+  options_.trust_loopback = true;
   ASSERT_NO_FATAL_FAILURE(Start());
   int code = 0;
   // ServerReflectionRequest{list_services: ""} in a frame of gRPC.
@@ -253,6 +260,35 @@ TEST_F(ServerTest, NothingIsReflectedWhereNotEverybodyIsAdmin) {
              Target(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
       &code);
   EXPECT_THAT(answer, testing::Not(testing::HasSubstr("weir.v1")));
+}
+
+// One client could hold any number of calls open.
+TEST_F(ServerTest, AConnectionHasSoManyOpenCalls) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  grpc::ChannelArguments own;  // a connection that no other channel uses
+  own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto channel = grpc::CreateCustomChannel(Target(), grpc::InsecureChannelCredentials(), own);
+  const auto agents = v1::AgentService::NewStub(channel);
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::AgentMessage, v1::ControllerMessage>>>
+      streams;
+  for (int i = 0; i < kGrpcStreamsMax; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    streams.push_back(agents->Connect(contexts.back().get()));
+  }
+  const auto ask = [](v1::AdminService::Stub& stub) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    v1::ListJobsResponse response;
+    return stub.ListJobs(&context, {}, &response).error_code();
+  };
+  EXPECT_EQ(ask(*v1::AdminService::NewStub(channel)), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(ask(*admin_), grpc::StatusCode::OK) << "others are not concerned";
+  contexts.front()->TryCancel();
+  streams.front()->Finish();
+  EXPECT_EQ(ask(*v1::AdminService::NewStub(channel)), grpc::StatusCode::OK);
+  for (const auto& context : contexts) context->TryCancel();
+  for (size_t i = 1; i < streams.size(); ++i) streams[i]->Finish();
 }
 
 // One agent could keep the controller's thread busy with as many messages as it can send.

@@ -379,10 +379,36 @@ TEST(AggregatorProgramTest, TokenGuardsAllButHealth) {
   }
 }
 
+// Three connections without a whole request used to stop every answer.
+TEST(AggregatorProgramTest, SlowClientsDoNotStopItsAnswers) {
+  AggregatorProgram aggregator({"--access-log"});
+  ASSERT_TRUE(aggregator.started()) << aggregator.program().error;
+  std::vector<int> slow;
+  for (int i = 0; i < 50; ++i) {
+    const int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(aggregator.port()));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(send(made, "GET / HT", 8, MSG_NOSIGNAL), 8);
+    slow.push_back(made);
+  }
+  for (const char* page : {"/healthz", "/v1/leases", "/metrics"}) {
+    EXPECT_EQ(aggregator.client().Get(page)->status, 200) << page;
+  }
+  for (const int each : slow) close(each);
+  aggregator.program().ReadUntil([&] {
+    return aggregator.program().error.find("http GET /metrics: 200 peer=127.0.0.1") !=
+           std::string::npos;
+  });
+}
+
 TEST(AggregatorProgramTest, InvalidFlagsAreNamed) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--http", "0.0.0.0:0"}, "off loopback"},
       {{"--http", "somewhere"}, "--http"},
+      {{"--listen-health", "0.0.0.0:0"}, "--listen-health"},
       {{"--token-file", "/nonexistent"}, "/nonexistent"},
       {{"--tls-cert", "x"}, "--tls-key"},
       {{"--listen", "host"}, "host"},
