@@ -124,11 +124,14 @@ Agent::Agent(AgentOptions options, v1::NodeHello hello, const Clock& clock)
       subscription_(std::move(hello)),
       nccl_(options_.nccl_table_file),
       budget_(options_.budget, clock.Now()),
-      heartbeat_interval_(kHeartbeatDefault) {}
+      heartbeat_interval_(kHeartbeatDefault),
+      last_tick_(clock.Now()) {}
 
 Status Agent::Open() {
-  if (!options_.metrics_address.empty()) {
-    WEIR_RETURN_IF_ERROR(metrics_.Serve(options_.metrics_address));
+  if (!options_.http.address.empty()) {
+    WEIR_ASSIGN_OR_RETURN(
+        http_, HttpEndpoint::Start(
+                   options_.http, [this] { return metrics_.Text(); }, [this] { return Alive(); }));
   }
   if (!options_.health_address.empty()) {
     WEIR_ASSIGN_OR_RETURN(health_, HealthServer::Start(options_.health_address, clock_));
@@ -164,8 +167,9 @@ Agent::~Agent() {
     stopping_ = true;
     inbox_ready_.NotifyAll();
   }
-  // The executor ends first, because it uses the others. They may still post events, which nobody
-  // reads.
+  http_.reset();
+  // The executor ends before the others, because it uses them. They may still post events, which
+  // nobody reads.
   if (thread_.joinable()) thread_.join();
   stream_.reset();
   local_.reset();
@@ -519,6 +523,7 @@ void Agent::Handle(ProbeDone& event) {
 void Agent::Tick() {
   const TimePoint now = clock_.Now();
   if (health_ != nullptr) health_->Beat();
+  last_tick_ = now;
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + heartbeat_interval_;
     if (generation_ != 0) SendHeartbeat();
@@ -530,6 +535,12 @@ void Agent::Tick() {
     }
     PublishMetrics();
   }
+}
+
+Status Agent::Alive() const {
+  const Duration silent = clock_.Now() - last_tick_.load();
+  if (silent <= kHealthBeatMax) return OkStatus();
+  return Unavailable(StrCat("the agent's thread has done nothing for ", ToSeconds(silent), " s"));
 }
 
 void Agent::SendHeartbeat() {

@@ -3,6 +3,7 @@
 // The node agent, which connects ranks, probers and controller. All state belongs to one thread;
 // sockets, gRPC and probers only put events into its queue.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "agent/controller_stream.h"
 #include "agent/health_server.h"
+#include "agent/http_endpoint.h"
 #include "agent/latency_prober.h"
 #include "agent/local_server.h"
 #include "agent/measure/byte_budget.h"
@@ -40,7 +42,7 @@ struct AgentOptions {
   uint16_t probe_port = 7446;                      // UDP echo and TCP connect; 0: any
   uint16_t iperf_port = 0;                         // 0: iperf3 disabled, as server and as client
   std::string helper_program;                      // this program, started again for iperf3 tests
-  std::string metrics_address;                     // HOST:PORT; empty: none
+  HttpEndpoint::Options http;                      // of /metrics and /healthz; no address: none
   std::string health_address;                      // HOST:PORT of gRPC health checks; empty: none
   std::string nvml_library = "libnvidia-ml.so.1";  // opened at the start; empty: no GPUs
   std::string nccl_table_file;  // for processes with libnccl-weir.so; empty: none
@@ -65,7 +67,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
 
   uint16_t probe_port() const { return echo_->port(); }
   uint16_t local_tcp_port() const { return local_->tcp_port(); }
-  int metrics_port() const { return metrics_.port(); }
+  int http_port() const { return http_ == nullptr ? 0 : http_->port(); }
   int health_port() const { return health_ == nullptr ? 0 : health_->port(); }
 
  private:
@@ -138,6 +140,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   void StartProbe(const v1::ProbeRequest& request);
   StatusOr<ProbeTask> PlanProbe(const v1::ProbeRequest& request);
   void Tick();
+  Status Alive() const;  // on any thread
   void SendHeartbeat();
   void PublishMetrics();
 
@@ -163,6 +166,8 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   double last_heartbeat_unix_s_ = 0;
   std::map<std::string, TimePoint> probe_started_;  // by id; at most as many as the runner holds
 
+  std::atomic<TimePoint> last_tick_;
+  std::unique_ptr<HttpEndpoint> http_;
   std::unique_ptr<HealthServer> health_;
   std::unique_ptr<GpuMonitor> gpus_;
   std::unique_ptr<EchoServer> echo_;

@@ -10,6 +10,7 @@
 #include "agent/measure/socket.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
+#include "deploy/program/token_file.h"
 #include "weir/v1/agent.grpc.pb.h"
 
 namespace weir::agent {
@@ -117,6 +118,10 @@ StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
       return DeadlineExceeded(
           StrCat("no connection within ", ToSeconds(options_.connect_timeout), " s; trying on"));
     }
+  }
+  if (!options_.token_file.empty()) {
+    WEIR_ASSIGN_OR_RETURN(const std::string token, ReadTokenFile(options_.token_file));
+    call->context.AddMetadata("authorization", "Bearer " + token);
   }
   call->stub = v1::AgentService::NewStub(call->channel);
   call->stream = call->stub->Connect(&call->context);

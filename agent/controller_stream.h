@@ -26,6 +26,7 @@ class ControllerStream {
   struct Options {
     std::string controller;  // HOST:PORT
     CredentialFactory credentials;
+    std::string token_file;  // bearer token, read for every connection; empty: none
     Duration connect_timeout = std::chrono::seconds(5);  // until the connection is ready
     Duration back_off_min = std::chrono::milliseconds(200);
     Duration back_off_max = std::chrono::seconds(5);

@@ -5,22 +5,10 @@
 
 #include <utility>
 
-#include "agent/measure/socket.h"
+#include "deploy/program/loopback.h"
 #include "deploy/program/tls/tls_files.h"
 
 namespace weir::agent {
-namespace {
-
-bool IsLoopback(const std::string& controller) {
-  if (controller.starts_with("unix:")) return true;
-  const auto parts = SplitHostPort(controller);
-  if (!parts.ok()) return false;
-  if (parts->first == "localhost") return true;
-  const auto address = SocketAddress::FromIp(parts->first, parts->second);
-  return address.ok() && address->is_loopback();
-}
-
-}  // namespace
 
 CredentialFactory::CredentialFactory(std::shared_ptr<TlsFiles> files) : files_(std::move(files)) {}
 
@@ -43,9 +31,13 @@ StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& optio
   if (tls && options.insecure) {
     return InvalidArgument("expected either TLS files or --insecure, found both");
   }
-  if (!tls && !options.insecure && !IsLoopback(options.controller)) {
+  if (!tls && !options.insecure && !IsLoopbackTarget(options.controller)) {
     return InvalidArgument(StrCat("plain text to the controller at ", options.controller,
                                   " is refused: give --ca, --cert and --key, or --insecure"));
+  }
+  if (!tls && options.sends_token && !IsLoopbackTarget(options.controller)) {
+    return InvalidArgument(StrCat("the token would cross the network to ", options.controller,
+                                  " in plain text: give --ca"));
   }
   if (!tls) return CredentialFactory();
   return CredentialFactory(std::make_shared<TlsFiles>(

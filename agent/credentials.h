@@ -22,7 +22,8 @@ struct CredentialOptions {
   std::string ca_file = {};     // PEM; with any of the three, TLS is used
   std::string cert_file = {};
   std::string key_file = {};
-  bool insecure = false;  // permits plain text off loopback
+  bool insecure = false;     // permits plain text off loopback
+  bool sends_token = false;  // which never crosses a network in plain text
 };
 
 /// Thread-safe.
@@ -44,8 +45,9 @@ class CredentialFactory {
 };
 
 /// Uses TLS when a file is given, and plain text when the controller's host is a loopback literal,
-/// "localhost" or a Unix socket, or when `insecure` is set. kInvalidArgument otherwise, or when
-/// only one of certificate and key is given, or `insecure` contradicts the files.
+/// "localhost" or a Unix socket, or when `insecure` is set and there is no token. kInvalidArgument
+/// otherwise, or when only one of certificate and key is given, or `insecure` contradicts the
+/// files.
 StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& options);
 
 }  // namespace weir::agent

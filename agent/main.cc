@@ -4,22 +4,28 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "agent/agent.h"
+#include "agent/exposure.h"
 #include "agent/measure/iperf_helper.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/log.h"
 #include "deploy/program/config_file.h"
 #include "deploy/program/hidden_command.h"
+#include "deploy/program/log_flags.h"
+#include "deploy/program/loopback.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
+#include "deploy/program/token_file.h"
 
 namespace weir::agent {
 namespace {
@@ -29,8 +35,11 @@ struct Flags {
   CredentialOptions credentials;
   std::string listen_ranks;
   std::string token_file;
+  std::string metrics_token_file;
+  std::vector<std::string> unprotected;
+  std::unique_ptr<TlsFiles> http_tls;  // where no controller needs them
   std::string socket_mode = "0660";
-  std::string log_level = "info";
+  LogFlags log;
   double probe_budget_mib = 64;
 };
 
@@ -69,9 +78,18 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   app.add_option("--iperf-port", agent.iperf_port, "port of the iperf3 server; 0: no iperf3")
       ->type_name("PORT")
       ->capture_default_str();
-  app.add_option("--metrics", agent.metrics_address,
-                 "IP:PORT at which /metrics is served; none by default")
+  app.add_option("--metrics", agent.http.address,
+                 "IP:PORT of /metrics and /healthz, by TLS where --cert is given; none by default")
       ->type_name("ADDRESS");
+  app.add_option("--metrics-token-file", flags->metrics_token_file,
+                 "file with the bearer token that /metrics asks for")
+      ->type_name("FILE");
+  app.add_flag("--access-log", agent.http.access_log, "log every answered HTTP request");
+  app.add_option("--unprotected", flags->unprotected,
+                 "listeners that other machines may reach in plain text and without a credential: "
+                 "probes, metrics, health, ranks; separated by commas")
+      ->delimiter(',')
+      ->type_name("LISTENERS");
   app.add_option("--health", agent.health_address,
                  "IP:PORT of gRPC health checks in plain text; none by default")
       ->type_name("ADDRESS");
@@ -90,6 +108,10 @@ void DefineFlags(CLI::App& app, Flags* flags) {
                  "largest budget of active probes in MiB, and the budget at the start")
       ->check(CLI::Range(0.0, 65536.0))
       ->capture_default_str();
+  app.add_option("--controller-token-file", agent.controller.token_file,
+                 "file with the bearer token that the agent shows the controller; read for every "
+                 "connection, never sent in plain text to another machine")
+      ->type_name("FILE");
   app.add_flag("--insecure", flags->credentials.insecure,
                "allow plain text to a controller that is not on loopback");
   app.add_option("--ca", flags->credentials.ca_file, "PEM file: CA of the controller's certificate")
@@ -98,28 +120,41 @@ void DefineFlags(CLI::App& app, Flags* flags) {
       ->type_name("FILE");
   app.add_option("--key", flags->credentials.key_file, "PEM file: this agent's private key")
       ->type_name("FILE");
-  app.add_option("--log-level", flags->log_level,
-                 "least severe level that is written to standard error")
-      ->type_name("LEVEL:{debug,info,warning,error}")
-      ->capture_default_str();
+  AddLogFlags(app, &flags->log);
 }
 
-StatusOr<std::string> ReadToken(const std::string& path) {
-  if (path.empty()) return InvalidArgument("--listen-ranks needs --token-file");
-  std::ifstream file(path);
-  std::string token;
-  if (!file || !(file >> token)) return InvalidArgument(StrCat("no token in ", path));
-  if (token.size() < 16) {
-    return InvalidArgument(
-        StrCat("expected a token of at least 16 characters in ", path, ", found ", token.size()));
+// Decides how /metrics is served, and that nothing is open to other machines unless that was said.
+Status Protect(Flags* flags) {
+  AgentOptions& agent = flags->agent;
+  const CredentialOptions& files = flags->credentials;
+  const bool open = std::ranges::find(flags->unprotected, "metrics") != flags->unprotected.end();
+  if (!files.cert_file.empty() && !files.key_file.empty() && !open) {
+    agent.http.tls = agent.controller.credentials.files();
+    if (agent.http.tls == nullptr) {
+      flags->http_tls =
+          std::make_unique<TlsFiles>(TlsPaths{.cert = files.cert_file, .key = files.key_file});
+      agent.http.tls = flags->http_tls.get();
+    }
   }
-  return token;
+  if (!flags->metrics_token_file.empty()) {
+    if (agent.http.tls == nullptr && !IsLoopbackTarget(agent.http.address)) {
+      return InvalidArgument(
+          "--metrics-token-file: the token would cross the network in plain text: give --cert and "
+          "--key");
+    }
+    WEIR_ASSIGN_OR_RETURN(agent.http.token, ReadTokenFile(flags->metrics_token_file));
+  }
+  return CheckExposure({.address = agent.address,
+                        .metrics = agent.http.address,
+                        .metrics_protected = agent.http.tls != nullptr && !agent.http.token.empty(),
+                        .health = agent.health_address,
+                        .ranks = flags->listen_ranks,
+                        .unprotected = flags->unprotected});
 }
 
 // Checks and completes flags that depend on each other.
 Status Complete(Flags* flags) {
-  WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(flags->log_level));
-  SetMinimumLogLevel(level);
+  WEIR_RETURN_IF_ERROR(UseLogFlags(flags->log));
   size_t parsed = 0;
   unsigned long mode = 0;
   try {
@@ -134,14 +169,20 @@ Status Complete(Flags* flags) {
   AgentOptions& agent = flags->agent;
   agent.local.socket_mode = static_cast<uint32_t>(mode);
   if (!flags->listen_ranks.empty()) {
-    WEIR_ASSIGN_OR_RETURN(agent.local.token, ReadToken(flags->token_file));
+    if (flags->token_file.empty()) return InvalidArgument("--listen-ranks needs --token-file");
+    WEIR_ASSIGN_OR_RETURN(agent.local.token, ReadTokenFile(flags->token_file));
     WEIR_ASSIGN_OR_RETURN(agent.local.tcp, SocketAddress::Parse(flags->listen_ranks));
   }
   agent.budget.capacity_bytes = flags->probe_budget_mib * (1 << 20);
   if (!flags->credentials.controller.empty()) {
     agent.controller.controller = flags->credentials.controller;
+    flags->credentials.sends_token = !agent.controller.token_file.empty();
+    if (flags->credentials.sends_token) {
+      WEIR_RETURN_IF_ERROR(ReadTokenFile(agent.controller.token_file).status());
+    }
     WEIR_ASSIGN_OR_RETURN(agent.controller.credentials, MakeCredentialFactory(flags->credentials));
   }
+  WEIR_RETURN_IF_ERROR(Protect(flags));
   std::random_device device;
   agent.seed = (static_cast<uint64_t>(device()) << 32) | device();
   agent.controller.seed = (static_cast<uint64_t>(device()) << 32) | device();

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "agent/metrics.h"
 
-#include <poll.h>
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/family.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
@@ -11,10 +9,6 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
-#include <exception>
-#include <thread>
-
-#include "agent/measure/socket.h"
 
 namespace weir::agent {
 
@@ -36,8 +30,6 @@ struct AgentMetrics::Families {
   };
 
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
-  std::unique_ptr<prometheus::Exposer> exposer;
-  std::string listens_at;  // IP at which the exposer is reached from here
 
   prometheus::Gauge& Gauge(const char* name, const char* help, const Labels& labels = {}) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(*registry).Add(labels);
@@ -228,40 +220,7 @@ AgentMetrics::AgentMetrics(const std::string& node, const std::string& version)
       .Set(1);
 }
 
-AgentMetrics::~AgentMetrics() {
-  const int bound_port = port();
-  if (bound_port == 0) return;
-  // civetweb's acceptor looks at its stop flag when a connection comes, otherwise only every 2 s.
-  const auto address =
-      SocketAddress::FromIp(families_->listens_at, static_cast<uint16_t>(bound_port));
-  const std::jthread nudge([&address](const std::stop_token& stop) {
-    while (address.ok() && !stop.stop_requested()) {
-      const FileDescriptor fd(
-          socket(address->family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-      (void)!connect(fd.get(), address->get(), address->size());
-      poll(nullptr, 0, 10);
-    }
-  });
-  families_->exposer.reset();
-}
-
-Status AgentMetrics::Serve(const std::string& host_port) {
-  WEIR_ASSIGN_OR_RETURN(const SocketAddress address, SocketAddress::Parse(host_port));
-  families_->listens_at = address.ip() == "0.0.0.0" ? "127.0.0.1" : address.ip();
-  try {  // the library throws when it cannot bind
-    families_->exposer = std::make_unique<prometheus::Exposer>(address.ToString(), 2);
-    families_->exposer->RegisterCollectable(families_->registry);
-  } catch (const std::exception& e) {
-    return Unavailable(StrCat("serve /metrics at ", host_port, ": ", e.what()));
-  }
-  return OkStatus();
-}
-
-int AgentMetrics::port() const {
-  if (!families_->exposer) return 0;
-  const std::vector<int> ports = families_->exposer->GetListeningPorts();
-  return ports.empty() ? 0 : ports.front();
-}
+AgentMetrics::~AgentMetrics() = default;
 
 void AgentMetrics::Set(const MetricsSnapshot& s) {
   Families& f = *families_;

@@ -47,12 +47,6 @@ class AgentMetrics {
   AgentMetrics(const AgentMetrics&) = delete;
   AgentMetrics& operator=(const AgentMetrics&) = delete;
 
-  /// Serves /metrics at "HOST:PORT", where HOST is an IP address or "localhost". kInvalidArgument
-  /// when it is neither, kUnavailable when it cannot be bound.
-  Status Serve(const std::string& host_port);
-  /// The port that Serve has bound, or 0 before.
-  int port() const;
-
   void Set(const MetricsSnapshot& snapshot);
   /// Counts a message of a rank. `kind` is the name of the field in the oneof.
   void CountRankMessage(const std::string& kind);

@@ -87,7 +87,8 @@ class ControlPlane:
                 "--probe-port", PROBE_PORT if inside else 0,
                 "--iperf-port", IPERF_PORT if inside else 0,
                 "--probe-budget-mib", PROBE_BUDGET_MIB,
-                "--metrics", f"{address}:{AGENT_METRICS_PORT + (0 if inside else i)}"], f"-h{i}")
+                "--metrics", f"{address}:{AGENT_METRICS_PORT + (0 if inside else i)}",
+                "--unprotected", "probes,metrics"], f"-h{i}")
         self._wait(f"{self._hosts} agents to connect", self._agents_connected)
         if self._network.aggregator:
             self._wait("the aggregator to answer the controller", self._aggregator_answers)

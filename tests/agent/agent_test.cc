@@ -356,14 +356,14 @@ TEST_F(AgentTest, ProvesItselfByCertificateAndTellsOfARenewalThatFailed) {
                               .ca_file = directory_ + "/ca.pem",
                               .cert_file = directory_ + "/agent.pem",
                               .key_file = directory_ + "/agent.key"});
-  options_.metrics_address = "127.0.0.1:0";
+  options_.http.address = "127.0.0.1:0";
   auto agent = Agent::Start(options_, RealClock());
   ASSERT_TRUE(agent.ok()) << agent.status();
   EXPECT_TRUE(controller.Next(IsHello));
   // The stream lasts, so nobody but the agent looks at the files.
   std::ofstream(directory_ + "/agent.key", std::ios::trunc).close();
   const std::string ask =
-      StrCat("curl -s -m 5 http://127.0.0.1:", (*agent)->metrics_port(), "/metrics > ", directory_,
+      StrCat("curl -s -m 5 http://127.0.0.1:", (*agent)->http_port(), "/metrics > ", directory_,
              "/page; cd ", directory_, "; grep -qx 'weir_tls_last_reload_successful 0' page && ",
              "grep -qx 'weir_agent_controller_connections_total 1' page");
   const TimePoint deadline = RealClock().Now() + std::chrono::seconds(20);

@@ -23,6 +23,17 @@ TEST(CredentialsTest, PlainTextOnlyToLoopback) {
   }
 }
 
+TEST(CredentialsTest, TokensLeaveTheMachineEncryptedOnly) {
+  EXPECT_EQ(Check({.controller = "127.0.0.1:1", .sends_token = true}), StatusCode::kOk);
+  EXPECT_EQ(Check({.controller = "10.0.0.1:1", .ca_file = "a", .sends_token = true}),
+            StatusCode::kOk);
+  for (const char* far : {"10.0.0.1:1", "127.evil.example:1"}) {
+    EXPECT_EQ(Check({.controller = far, .insecure = true, .sends_token = true}),
+              StatusCode::kInvalidArgument)
+        << far;
+  }
+}
+
 TEST(CredentialsTest, ContradictionsAreRefused) {
   EXPECT_EQ(Check({.controller = "10.0.0.1:1", .cert_file = "a"}), StatusCode::kInvalidArgument);
   EXPECT_EQ(Check({.controller = "10.0.0.1:1", .key_file = "a"}), StatusCode::kInvalidArgument);

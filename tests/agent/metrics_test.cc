@@ -103,22 +103,5 @@ TEST(MetricsTest, CountersFollowTheirSourceAndNeverFall) {
             std::string::npos);
 }
 
-TEST(MetricsTest, TakenPortIsAnError) {
-  AgentMetrics first("n", "v");
-  ASSERT_TRUE(first.Serve("127.0.0.1:0").ok());
-  ASSERT_NE(first.port(), 0);
-  AgentMetrics second("n", "v");
-  EXPECT_EQ(second.Serve(StrCat("127.0.0.1:", first.port())).code(), StatusCode::kUnavailable);
-  EXPECT_EQ(second.Serve("no address").code(), StatusCode::kInvalidArgument);
-}
-
-TEST(MetricsTest, EndsAtOnceAlthoughItsServerPolls) {
-  auto metrics = std::make_unique<AgentMetrics>("n", "v");
-  ASSERT_TRUE(metrics->Serve("127.0.0.1:0").ok());
-  const TimePoint start = RealClock().Now();
-  metrics.reset();
-  EXPECT_LT(RealClock().Now() - start, std::chrono::milliseconds(1000));
-}
-
 }  // namespace
 }  // namespace weir::agent

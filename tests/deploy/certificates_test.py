@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -256,6 +257,7 @@ class CertificatesTest(unittest.TestCase):
             metrics = "127.0.0.1:{}".format(free.getsockname()[1])
         self.start(AGENT, "--node", "here", "--controller", f"127.0.0.1:{listener.getsockname()[1]}", "--socket",
                    self.directory / "agent.sock", "--probe-port", "0", "--iperf-port", "0", "--metrics", metrics,
+                   "--unprotected", "metrics",
                    "--ca", self.made / "ca.crt", "--cert", cert, "--key", key)
 
         def wait_until(successful, refused):
@@ -274,6 +276,34 @@ class CertificatesTest(unittest.TestCase):
         wait_until(0, 1)
         self.mount("second")
         wait_until(1, 1)
+
+    def test_the_agents_metrics_are_served_by_tls_with_a_token(self):
+        cert, key = self.mount("first")
+        token = self.directory / "token"
+        token.write_text("0123456789abcdef\n", encoding="ascii")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = "127.0.0.1:{}".format(free.getsockname()[1])
+        log = self.start(AGENT, "--node", "here", "--socket", self.directory / "agent.sock", "--probe-port", "0",
+                         "--metrics", metrics, "--metrics-token-file", token, "--cert", cert, "--key", key)
+        self.wait_for(log, "serves ranks at")
+        context = ssl.create_default_context(cafile=self.made / "ca.crt")
+
+        def ask(path, **headers):
+            request = urllib.request.Request(f"https://{metrics}{path}", headers=headers)
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S, context=context) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, ""
+
+        self.assertEqual(ask("/healthz"), (200, "ok\n"))
+        self.assertEqual(ask("/metrics")[0], 401)
+        status, text = ask("/metrics", Authorization="Bearer 0123456789abcdef")
+        self.assertEqual(status, 200)
+        self.assertIn("weir_agent_info", text)
+        with self.assertRaises(OSError):
+            urllib.request.urlopen(f"http://{metrics}/healthz", timeout=PATIENCE_S)
 
     def wait_for_while(self, log, pattern, serve):
         end = time.monotonic() + PATIENCE_S

@@ -196,7 +196,7 @@ class ControlPlane:
         log = self._directory / "agent.log"
         child = self._start(log, "weir-agent", "--node", f"{socket.gethostname()}-{os.getpid()}",
                             "--address", address, "--controller", self.controller, "--socket", self.socket,
-                            "--socket-mode", "0600", "--probe-port", "0")
+                            "--socket-mode", "0600", "--probe-port", "0", "--unprotected", "probes")
         self._wait_for(child, log, r"serves ranks at ()")
 
     def _start(self, log, name, *arguments):
