@@ -169,7 +169,8 @@ class HttplibRestServer : public RestServer {
       if (!well.ok()) return SendError(well, response);
       SendText(request, "ok\n", "text/plain", response);
     } else if (path == "/openapi.json") {
-      SendText(request, OpenApiDocument(options_.version), "application/json", response);
+      SendText(request, OpenApiDocument({options_.version, port(), options_.local.role}),
+               "application/json", response);
     } else if (path == "/metrics") {
       Metrics(request, response);
     } else {
