@@ -342,6 +342,7 @@ class RulesTest(unittest.TestCase):
 @unittest.skipIf(network.namespaces_refused(), "no network namespaces")
 class StartTest(unittest.TestCase):
     """The programs with exactly the rendered arguments, and files where the manifests mount them."""
+    NODE = "10.91.0.1"   # the agent's address, which is no loopback address
 
     def setUp(self):
         self.directory = pathlib.Path(self.enterContext(
@@ -350,6 +351,7 @@ class StartTest(unittest.TestCase):
         network.run("ip", "netns", "add", self.namespace)
         self.addCleanup(network.run, "ip", "netns", "del", self.namespace)
         network.run("ip", "-n", self.namespace, "link", "set", "lo", "up")
+        network.run("ip", "-n", self.namespace, "address", "add", f"{self.NODE}/32", "dev", "lo")
 
     def certificates(self, folder):
         """A CA and a certificate for this host, as a secret of type kubernetes.io/tls holds them."""
@@ -382,7 +384,8 @@ class StartTest(unittest.TestCase):
                 (place / "token").write_text(secrets.token_hex(16) + "\n", encoding="ascii")
         arguments = []
         for argument in container["args"]:
-            argument = re.sub(r"\$\((HOST|POD)_IP\)", "127.0.0.1", argument.replace("$(NODE_NAME)", "node-a"))
+            address = self.NODE if name == "agent" else "127.0.0.1"
+            argument = re.sub(r"\$\((HOST|POD)_IP\)", address, argument.replace("$(NODE_NAME)", "node-a"))
             flag, equals, value = argument.partition("=")
             if value.startswith(tuple(mounts.values())):
                 value = str(self.directory / value.lstrip("/"))
@@ -399,7 +402,7 @@ class StartTest(unittest.TestCase):
             (self.directory / "request").write_bytes(bytes(5))
             return ["--http2-prior-knowledge", "-H", "content-type: application/grpc", "-H", "te: trailers",
                     "--data-binary", f"@{self.directory}/request",
-                    f"http://127.0.0.1:{probe['grpc']['port']}/grpc.health.v1.Health/Check"], \
+                    f"http://{self.NODE}:{probe['grpc']['port']}/grpc.health.v1.Health/Check"], \
                 b"\x00\x00\x00\x00\x02\x08\x01"
         ready = probe["httpGet"]
         port = next(p["containerPort"] for p in container["ports"] if p["name"] == ready["port"])
