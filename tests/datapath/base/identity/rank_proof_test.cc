@@ -140,5 +140,11 @@ TEST(ConstantTimeEqualsTest, ComparesWholeStrings) {
   EXPECT_FALSE(ConstantTimeEquals("a", ""));
 }
 
+// Computed by another implementation of RFC 5869.
+TEST(RankProofTest, ATokensProofIsThatOfTheWireFormat) {
+  EXPECT_EQ(*ProveToken("correct horse battery", "node-a", "00112233445566778899aabbccddeeff"),
+            "da107249767d52b6a895c33101d2c716");
+}
+
 }  // namespace
 }  // namespace weir
