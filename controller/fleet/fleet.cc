@@ -11,6 +11,10 @@ namespace {
 
 constexpr double kSlowTickS = 0.5;
 constexpr double kPeerListDebounceS = 0.2;
+constexpr size_t kPeerListsAtOnce = 512;
+// Samples a second of latencies that no job needs, from all nodes together.
+constexpr double kIdleSamplesPerS = 1000;
+constexpr size_t kProbeOffersAtOnce = 8192;
 constexpr double kProbeAfterS = 3;  // passive estimates get this long before a link is probed
 constexpr double kWantedProbeIntervalS = 5;  // between probes of one link that the model asks for
 constexpr double kProbeSeconds = 0.1;        // the duration of a probe, from which its bytes follow
@@ -27,7 +31,8 @@ Fleet::Fleet(FleetOptions options, const Clock& clock, FleetJournal& journal, Fl
       nodes_(clock),
       jobs_(*this, options_.job),
       aggregators_(clock),
-      policies_(options_.names) {}
+      policies_(options_.names),
+      idle_interval_s_(Policy{}.latency_interval_s) {}
 
 Fleet::~Fleet() = default;
 
@@ -69,7 +74,7 @@ Status Fleet::OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeG
   }
   nodes_.Connect(link, said);
   link->Send(Welcome{options_.heartbeat_interval_s, options_.version});
-  peers_changed_ = true;
+  peers_.AddNode(said.node);
   SaveNode(said.node);
   Log(LogLevel::kInfo, "controller", StrCat("node ", said.node, " connected from ", said.address));
   PublishNode(said.node, StrCat("node ", said.node, " connected"));
@@ -81,7 +86,7 @@ Status Fleet::OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeG
 // knows that its old stream has ended, and so may any agent once a heartbeat of the old one is
 // missing.
 Status Fleet::CheckReplaces(const NodeState& node, const NodeGreeting& said) const {
-  const double silent_s = ToSeconds(clock_.Now() - node.last_seen);
+  const double silent_s = ToSeconds(clock_.Now() - node.heard());
   if (silent_s > kHeartbeatsMissed * options_.heartbeat_interval_s) return OkStatus();
   if (!said.instance.empty() && said.instance == node.said.instance) return OkStatus();
   return MakeStatus(
@@ -96,10 +101,13 @@ void Fleet::OnAgentClosed(const std::shared_ptr<AgentLink>& link) {
 
 void Fleet::LoseNode(const std::string& name, const std::string& why) {
   if (!nodes_.Lose(name)) return;
-  peers_changed_ = true;
+  const std::set<std::string> jobs = peers_.JobsOf(name);
+  peers_.RemoveNode(name);
   probes_.OnNodeLost(name);
   SaveNode(name);
-  for (const auto& [job_name, job] : jobs_.all()) job->OnNodeLost(name);
+  for (const std::string& each : jobs) {
+    if (Job* job = jobs_.Find(each); job != nullptr) job->OnNodeLost(name);
+  }
   const std::string text = StrCat("node ", name, " lost: ", why);
   Log(LogLevel::kWarning, "controller", text);
   PublishNode(name, text);
@@ -107,7 +115,24 @@ void Fleet::LoseNode(const std::string& name, const std::string& why) {
 
 Status Fleet::OnRankGreeting(const std::string& node, const RankGreeting& said) {
   WEIR_ASSIGN_OR_RETURN(Job * job, jobs_.FindOrAdd(said.job));
-  return job->OnRankHello(node, said);
+  const Status accepted = job->OnRankHello(node, said);
+  // The first rank of another incarnation: it may be on other nodes.
+  if (accepted.ok() && job->members().all().size() == 1) peers_.RemoveJob(said.job);
+  NoteUse(*job, node);
+  return accepted;
+}
+
+// Keeps what is known of who uses which node in step with the job's ranks.
+void Fleet::NoteUse(const Job& job, const std::string& node) {
+  const auto& members = job.members().all();
+  const bool used = std::any_of(members.begin(), members.end(), [&](const auto& entry) {
+    return entry.second.connected && entry.second.node == node;
+  });
+  if (used && nodes_.Connected(node)) {
+    peers_.AddToJob(job.name(), node);
+  } else {
+    peers_.RemoveFromJob(job.name(), node);
+  }
 }
 
 void Fleet::OnRankSaid(const std::string& node, const std::string& job, int rank,
@@ -119,7 +144,9 @@ void Fleet::OnRankSaid(const std::string& node, const std::string& job, int rank
 void Fleet::OnRankGone(const std::string& node, const std::string& job, int rank,
                        const std::string& reason) {
   Job* known = jobs_.Find(job);
-  if (known != nullptr && known->members().HasRankOn(rank, node)) known->OnRankGone(rank, reason);
+  if (known == nullptr || !known->members().HasRankOn(rank, node)) return;
+  known->OnRankGone(rank, reason);
+  NoteUse(*known, node);
 }
 
 void Fleet::OnNames(const PolicyNames& declared) {
@@ -135,7 +162,9 @@ void Fleet::OnLinkReport(const LinkReport& report) {
     if (report.bandwidth_bytes_per_s > 0 && !report.application_limited) {
       probes_.OnBandwidthSample(report.source_node, report.target_node, Now());
     }
-    for (const auto& [name, job] : jobs_.all()) job->OnLink(report);
+    for (const std::string& name : peers_.JobsOf(report.source_node)) {
+      if (Job* job = jobs_.Find(name); job != nullptr) job->OnLink(report);
+    }
   }
   if (ToSeconds(clock_.Now() - link->published_at) < kLinkEventIntervalS) return;
   link->published_at = clock_.Now();
@@ -152,10 +181,9 @@ void Fleet::OnProbeResult(const std::string& id, uint64_t bytes_used) {
 void Fleet::OnTick() {
   for (const auto& [name, job] : jobs_.all()) job->OnTick();
   const TimePoint now = clock_.Now();
-  if (peers_changed_ && ToSeconds(now - peers_sent_at_) >= kPeerListDebounceS) {
-    peers_changed_ = false;
+  if (peers_.changed() && ToSeconds(now - peers_sent_at_) >= kPeerListDebounceS) {
     peers_sent_at_ = now;
-    nodes_.SendPeerLists(LatencyInterval());
+    SendPeers();
   }
   if (now < next_slow_tick_) return;
   next_slow_tick_ = now + FromSeconds(kSlowTickS);
@@ -168,38 +196,64 @@ void Fleet::OnTick() {
   jobs_.ForgetEnded(options_.ended_job_keep_s);
 }
 
-double Fleet::LatencyInterval() const {
-  double interval = Policy{}.latency_interval_s;
-  for (const auto& [name, job] : jobs_.all()) {
-    if (job->members().attached())
-      interval = std::min(interval, job->decisions().policy().latency_interval_s);
+void Fleet::SendPeers() {
+  // In powers of two, and down again only at a half, so that this rarely concerns everyone.
+  const double needed_s =
+      static_cast<double>(peers_.size() * PeerSpread::kFleetPeers) / kIdleSamplesPerS;
+  const double before_s = idle_interval_s_;
+  while (idle_interval_s_ < needed_s) idle_interval_s_ *= 2;
+  while (idle_interval_s_ > Policy{}.latency_interval_s && idle_interval_s_ / 4 > needed_s) {
+    idle_interval_s_ /= 2;
+  }
+  if (idle_interval_s_ != before_s) peers_.MarkAll();
+  for (const std::string& node : peers_.TakeChanged(kPeerListsAtOnce)) {
+    nodes_.SendPeers(node, peers_.PeersOf(node), LatencyInterval(node));
+  }
+}
+
+double Fleet::LatencyInterval(const std::string& node) const {
+  double interval = idle_interval_s_;
+  for (const std::string& name : peers_.JobsOf(node)) {
+    const Job* job = jobs_.Find(name);
+    if (job == nullptr || !job->members().attached()) continue;
+    interval = std::min(interval, job->decisions().policy().latency_interval_s);
   }
   return interval;
 }
 
+// A part of a large fleet at a time; the scheduler forgets what no longer is offered at the end of
+// each round.
 void Fleet::ScheduleProbes() {
-  for (const auto& [name, job] : jobs_.all()) {
-    if (job->complete_for_s() < kProbeAfterS) continue;
-    const std::vector<std::string> job_nodes = job->members().nodes();
-    // Training itself measures the links that it fills. Probes are for the other links, such as
-    // those that another order of the ring would use.
-    const bool wanted = job->model()->WantsBandwidthProbe();
-    ProbeScheduler::LinkOffer offer;
-    offer.interval_s = job->decisions().policy().probe_interval_s;
-    if (wanted) offer.interval_s = std::min(offer.interval_s, kWantedProbeIntervalS);
-    offer.bytes_wanted = static_cast<uint64_t>(
-        std::clamp(Finite(job->model()->bandwidth_bytes_per_s().value) * kProbeSeconds, 0.0, 1e12));
-    for (const std::string& source : job_nodes) {
-      for (const std::string& target : job_nodes) {
-        if (source == target || !nodes_.Connected(target)) continue;
-        const bool link_wanted = wanted || job->model()->WantsLinkProbe(source, target);
-        offer.iperf = link_wanted && nodes_.Find(target)->said.iperf_port != 0;
-        probes_.OfferLink(source, target, offer);
-      }
+  size_t offers = 0;
+  auto next = jobs_.all().lower_bound(probes_offered_until_);
+  for (; next != jobs_.all().end() && offers < kProbeOffersAtOnce; ++next) {
+    offers += OfferProbes(*next->second);
+  }
+  probes_offered_until_ = next == jobs_.all().end() ? "" : next->first;
+  if (next == jobs_.all().end()) probes_.ForgetOtherLinks();
+  for (const ScheduledProbe& probe : probes_.Next(Now())) nodes_.Send(probe.source, probe);
+}
+
+size_t Fleet::OfferProbes(const Job& job) {
+  if (job.complete_for_s() < kProbeAfterS) return 0;
+  // Training itself measures the links that it fills. Probes are for the other links, such as
+  // those that another order of the ring would use.
+  const bool wanted = job.model()->WantsBandwidthProbe();
+  ProbeScheduler::LinkOffer offer;
+  offer.interval_s = job.decisions().policy().probe_interval_s;
+  if (wanted) offer.interval_s = std::min(offer.interval_s, kWantedProbeIntervalS);
+  offer.bytes_wanted = static_cast<uint64_t>(
+      std::clamp(Finite(job.model()->bandwidth_bytes_per_s().value) * kProbeSeconds, 0.0, 1e12));
+  size_t offers = 0;
+  for (const std::string& source : job.members().nodes()) {
+    for (const std::string& target : peers_.JobPeersOf(job.name(), source)) {
+      const bool link_wanted = wanted || job.model()->WantsLinkProbe(source, target);
+      offer.iperf = link_wanted && nodes_.Find(target)->said.iperf_port != 0;
+      probes_.OfferLink(source, target, offer);
+      ++offers;
     }
   }
-  probes_.ForgetOtherLinks();
-  for (const ScheduledProbe& probe : probes_.Next(Now())) nodes_.Send(probe.source, probe);
+  return offers;
 }
 
 void Fleet::SaveNode(const std::string& name) {
@@ -232,7 +286,7 @@ void Fleet::OnPolicyFilesChanged() {
 
 void Fleet::OnPoliciesChanged(const std::string& text) {
   PublishEvent({FleetEvent::Kind::kPolicy, text});
-  peers_changed_ = true;
+  peers_.MarkAll();
   for (const auto& [name, job] : jobs_.all()) job->OnPolicyChange();
 }
 
@@ -286,6 +340,7 @@ Status Fleet::ForgetJob(const std::string& name) {
   // The store may know more jobs than this.
   WEIR_RETURN_IF_ERROR(journal_.DeleteJob(name));
   jobs_.Forget(name);
+  peers_.RemoveJob(name);
   return OkStatus();
 }
 
@@ -315,11 +370,8 @@ void Fleet::OnTrainingBytes(uint64_t bytes, const Policy& policy) {
 }
 
 std::vector<std::string> Fleet::JobsOn(const std::string& node) const {
-  std::vector<std::string> names;
-  for (const auto& [name, job] : jobs_.all()) {
-    if (job->members().UsesNode(node)) names.push_back(name);
-  }
-  return names;
+  const std::set<std::string>& jobs = peers_.JobsOf(node);
+  return {jobs.begin(), jobs.end()};
 }
 
 void Fleet::PublishNode(const std::string& name, const std::string& text) {

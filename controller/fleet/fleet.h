@@ -13,6 +13,7 @@
 #include "controller/fleet/fleet_host.h"
 #include "controller/fleet/jobs.h"
 #include "controller/fleet/nodes.h"
+#include "controller/fleet/peer_spread.h"
 #include "controller/fleet/policy_change.h"
 #include "controller/fleet/policy_set.h"
 #include "controller/fleet/probe_scheduler.h"
@@ -84,6 +85,7 @@ class Fleet : public JobHost {
   FleetCounters& counters() { return counters_; }
   const FleetCounters& counters() const { return counters_; }
   const FleetOptions& options() const { return options_; }
+  /// The jobs with ranks on `node`. O(jobs of the node).
   std::vector<std::string> JobsOn(const std::string& node) const;
 
   // JobHost.
@@ -104,10 +106,13 @@ class Fleet : public JobHost {
   Status CheckReplaces(const NodeState& node, const NodeGreeting& said) const;
   void LoseNode(const std::string& name, const std::string& why);
   void ScheduleProbes();
+  size_t OfferProbes(const Job& job);
   void OnPoliciesChanged(const std::string& text);
   void OnPolicyFilesChanged();
   void SaveNode(const std::string& name);
-  double LatencyInterval() const;
+  void SendPeers();
+  double LatencyInterval(const std::string& node) const;
+  void NoteUse(const Job& job, const std::string& node);
   void PublishNode(const std::string& name, const std::string& text);
   void PublishEvent(const FleetEvent& event) { watcher_.OnEvent(event, clock_.UnixSeconds()); }
   double Now() const { return ToSeconds(clock_.Now().time_since_epoch()); }
@@ -120,9 +125,11 @@ class Fleet : public JobHost {
   JobTable jobs_;
   Aggregators aggregators_;
   PolicySet policies_;
+  PeerSpread peers_;
   ProbeScheduler probes_;
+  std::string probes_offered_until_;  // the job at which the next offers begin
   FleetCounters counters_;
-  bool peers_changed_ = false;
+  double idle_interval_s_;  // between latency probes of nodes without a job
   TimePoint peers_sent_at_{};
   TimePoint next_slow_tick_{};
 };

@@ -11,6 +11,8 @@ namespace {
 
 constexpr double kSmoothing = 0.2;
 constexpr double kSampleAgeMaxS = 3600;
+constexpr Duration kLinkKept = std::chrono::minutes(10);  // where others need the room
+constexpr Duration kEvictionInterval = std::chrono::seconds(30);
 constexpr size_t kInterfacesMax = 64;
 constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
 constexpr size_t kGpusMax = 32;
@@ -126,31 +128,44 @@ bool NodeTable::Send(const std::string& name, const AgentOrder& order) const {
 std::vector<std::string> NodeTable::Silent(double silence_max_s) const {
   std::vector<std::string> silent;
   for (const auto& [name, node] : nodes_) {
-    if (node.connected() && ToSeconds(clock_.Now() - node.last_seen) > silence_max_s) {
+    if (node.connected() && ToSeconds(clock_.Now() - node.heard()) > silence_max_s) {
       silent.push_back(name);
     }
   }
   return silent;
 }
 
-void NodeTable::SendPeerLists(double latency_interval_s) const {
-  for (const auto& [name, node] : nodes_) {
-    if (!node.connected()) continue;
-    PeerList list{.peers = {}, .latency_interval_s = latency_interval_s};
-    for (const auto& [other_name, other] : nodes_) {
-      if (other_name == name || !other.connected()) continue;
-      if (list.peers.size() >= kPeersMax) break;
-      const NodeGreeting& said = other.said;
-      list.peers.push_back({other_name, said.address, said.probe_port, said.iperf_port});
-    }
-    node.link->Send(list);
+void NodeTable::SendPeers(const std::string& name, const std::vector<std::string>& peers,
+                          double latency_interval_s) const {
+  const NodeState* node = Find(name);
+  if (node == nullptr || !node->connected()) return;
+  PeerList list{.peers = {}, .latency_interval_s = latency_interval_s};
+  for (const std::string& peer : peers) {
+    const NodeState* other = Find(peer);
+    if (other == nullptr || !other->connected()) continue;
+    const NodeGreeting& said = other->said;
+    list.peers.push_back({peer, said.address, said.probe_port, said.iperf_port});
   }
+  node->link->Send(list);
+}
+
+// Peers change as nodes come and go, and links that nobody measures any more would fill the table.
+bool NodeTable::RoomForALink() {
+  if (links_.size() < kLinksMax) return true;
+  const TimePoint now = clock_.Now();
+  if (now < next_eviction_) return false;
+  next_eviction_ = now + kEvictionInterval;
+  std::erase_if(links_, [&](const auto& entry) {
+    const LinkState& link = entry.second;
+    return now - std::max(link.rtt_s.at, link.bandwidth_bytes_per_s.at) > kLinkKept;
+  });
+  return links_.size() < kLinksMax;
 }
 
 LinkState* NodeTable::Record(const LinkReport& report) {
   if (!nodes_.contains(report.target_node)) return nullptr;
   const LinkEnds ends(report.source_node, report.target_node);
-  if (!links_.contains(ends) && links_.size() >= kLinksMax) return nullptr;
+  if (!links_.contains(ends) && !RoomForALink()) return nullptr;
   LinkState& link = links_[ends];
   const TimePoint at = clock_.Now() - FromSeconds(std::min(report.age_s, kSampleAgeMaxS));
   if (report.rtt_s > 0) {

@@ -2,6 +2,7 @@
 #pragma once
 // The nodes whose agents have connected, and the links between them as agents measure them.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -90,6 +91,10 @@ class AgentLink {
   virtual bool Send(const AgentOrder& order) = 0;
   /// Ends the stream.
   virtual void Close(const Status& why) = 0;
+  /// When the agent last gave a sign of life, which may be later than what has been handled: where
+  /// much is waiting, an agent is not to be taken for dead because nobody has listened. None: only
+  /// what was handled counts.
+  virtual std::optional<TimePoint> LastHeard() const { return std::nullopt; }
 };
 
 struct NodeState {
@@ -101,6 +106,11 @@ struct NodeState {
   std::optional<NcclSums> nccl = {};  // the newest of this node's agent
 
   bool connected() const { return link != nullptr; }
+  /// The newest sign of life.
+  TimePoint heard() const {
+    const auto by_link = connected() ? link->LastHeard() : std::nullopt;
+    return by_link.has_value() ? std::max(*by_link, last_seen) : last_seen;
+  }
 };
 
 /// Estimates from agents' measurements of one directed link.
@@ -119,9 +129,8 @@ struct LinkState {
 /// Not thread-safe.
 class NodeTable {
  public:
-  static constexpr size_t kNodesMax = 4096;
-  static constexpr size_t kLinksMax = 65536;
-  static constexpr size_t kPeersMax = 256;
+  static constexpr size_t kNodesMax = 16384;
+  static constexpr size_t kLinksMax = 262144;
   using LinkEnds = std::pair<std::string, std::string>;  // source, target
 
   explicit NodeTable(const Clock& clock) : clock_(clock) {}
@@ -149,11 +158,12 @@ class NodeTable {
   bool Send(const std::string& name, const AgentOrder& order) const;
   /// Connected nodes that have said nothing for longer.
   std::vector<std::string> Silent(double silence_max_s) const;
-  /// Sends each connected node the others, and how often to measure the latency to them.
-  void SendPeerLists(double latency_interval_s) const;
+  /// Tells a connected node whose latency it shall measure, and how often.
+  void SendPeers(const std::string& name, const std::vector<std::string>& peers,
+                 double latency_interval_s) const;
 
   /// Smooths a measurement into the estimates of its link. Null: its target is unknown, or there
-  /// are too many links.
+  /// are too many links, all of them measured within the last 10 min.
   LinkState* Record(const LinkReport& report);
   /// Age of the newest sample of a link between connected nodes; the largest of all links.
   double StalestLinkS() const;
@@ -162,10 +172,14 @@ class NodeTable {
   const std::map<LinkEnds, LinkState>& links() const { return links_; }
 
  private:
+  /// Whether there is room for another link, perhaps after old ones have been forgotten.
+  bool RoomForALink();
+
   const Clock& clock_;
   std::map<std::string, NodeState> nodes_;
   std::map<const AgentLink*, std::string> names_by_link_;
   std::map<LinkEnds, LinkState> links_;
+  TimePoint next_eviction_{};
 };
 
 }  // namespace weir

@@ -8,6 +8,9 @@ namespace {
 
 constexpr double kCreditMax = 64.0 * (1 << 20);
 constexpr double kGraceS = 2;
+constexpr double kFirstTryIntervalS = 5;  // of a link whose bandwidth is not known
+constexpr double kNever = 1e300;
+constexpr size_t kStartedMax = 256, kConsideredMax = 4096;
 
 }  // namespace
 
@@ -15,22 +18,53 @@ void ProbeScheduler::OnTrainingBytes(uint64_t bytes, double share) {
   credit_bytes_ = std::min(kCreditMax, credit_bytes_ + static_cast<double>(bytes) * share);
 }
 
+void ProbeScheduler::Enqueue(const Key& key, Link* link) {
+  link->route_due_s = link->routed_at_s + kRouteIntervalS;
+  link->bandwidth_due_s =
+      !link->offer.iperf ? kNever
+      : link->bandwidth_at_s < 0
+          ? link->tried_at_s + kFirstTryIntervalS
+          : std::max(link->bandwidth_at_s, link->tried_at_s) + link->offer.interval_s;
+  routes_.emplace(link->route_due_s, key);
+  bandwidths_.emplace(link->bandwidth_due_s, key);
+}
+
+void ProbeScheduler::Dequeue(const Key& key, const Link& link) {
+  routes_.erase({link.route_due_s, key});
+  bandwidths_.erase({link.bandwidth_due_s, key});
+}
+
 void ProbeScheduler::OfferLink(const std::string& source, const std::string& target,
                                const LinkOffer& offer) {
-  Link& link = links_[{source, target}];
+  const Key key(source, target);
+  const auto [found, added] = links_.try_emplace(key);
+  Link& link = found->second;
   link.offered = true;
+  const bool moved = link.offer.iperf != offer.iperf || link.offer.interval_s != offer.interval_s;
+  if (!added && moved) Dequeue(key, link);
   link.offer = offer;
+  if (added || moved) Enqueue(key, &link);
 }
 
 void ProbeScheduler::ForgetOtherLinks() {
-  std::erase_if(links_, [](const auto& entry) { return !entry.second.offered; });
-  for (auto& [key, link] : links_) link.offered = false;
+  for (auto it = links_.begin(); it != links_.end();) {
+    if (!it->second.offered) {
+      Dequeue(it->first, it->second);
+      it = links_.erase(it);
+    } else {
+      it->second.offered = false;
+      ++it;
+    }
+  }
 }
 
 void ProbeScheduler::OnBandwidthSample(const std::string& source, const std::string& target,
                                        double now_s) {
   const auto found = links_.find({source, target});
-  if (found != links_.end()) found->second.bandwidth_at_s = now_s;
+  if (found == links_.end()) return;
+  Dequeue(found->first, found->second);
+  found->second.bandwidth_at_s = now_s;
+  Enqueue(found->first, &found->second);
 }
 
 void ProbeScheduler::OnResult(const std::string& id, uint64_t bytes_used, double now_s) {
@@ -62,45 +96,53 @@ std::vector<ScheduledProbe> ProbeScheduler::Next(double now_s) {
     busy.insert(probe.source);
     busy.insert(probe.target);
   }
+  const auto due = [&](const Queue& queue) {
+    std::vector<Key> keys;
+    for (const auto& [due_s, key] : queue) {
+      if (due_s > now_s || keys.size() >= kConsideredMax) break;
+      keys.push_back(key);
+    }
+    return keys;
+  };
   std::vector<ScheduledProbe> started;
-  while (auto probe = Pick(now_s, busy)) {
-    busy.insert(probe->source);
-    busy.insert(probe->target);
-    started.push_back(std::move(*probe));
+  const auto take = [&](const Key& key) {
+    if (started.size() >= kStartedMax || busy.contains(key.first) || busy.contains(key.second)) {
+      return false;
+    }
+    busy.insert(key.first);
+    busy.insert(key.second);
+    return true;
+  };
+  for (const Key& key : due(routes_)) {
+    if (!take(key)) continue;
+    Link& link = links_[key];
+    Dequeue(key, link);
+    link.routed_at_s = now_s;
+    Enqueue(key, &link);
+    started.push_back(Begin(key, "traceroute", 0, now_s));
+  }
+  for (const Key& key : due(bandwidths_)) {
+    Link& link = links_[key];
+    const bool affordable =
+        !link.first_granted || credit_bytes_ >= static_cast<double>(kProbeBytesMin);
+    if (affordable && take(key)) started.push_back(BeginBandwidth(key, &link, now_s));
   }
   return started;
 }
 
-std::optional<ScheduledProbe> ProbeScheduler::Pick(double now_s,
-                                                   const std::set<std::string>& busy) {
-  const Key* best = nullptr;
-  for (auto& [key, link] : links_) {
-    if (busy.contains(key.first) || busy.contains(key.second)) continue;
-    if (now_s - link.routed_at_s >= kRouteIntervalS) {
-      link.routed_at_s = now_s;
-      return Begin(key, "traceroute", 0, now_s);
-    }
-    const double since = now_s - std::max(link.bandwidth_at_s, link.tried_at_s);
-    const bool stale =
-        link.bandwidth_at_s < 0 ? now_s - link.tried_at_s >= 5 : since >= link.offer.interval_s;
-    if (!link.offer.iperf || !stale) continue;
-    const bool affordable =
-        !link.first_granted || credit_bytes_ >= static_cast<double>(kProbeBytesMin);
-    if (!affordable) continue;
-    if (best == nullptr || link.tried_at_s < links_[*best].tried_at_s) best = &key;
-  }
-  if (best == nullptr) return std::nullopt;
-  Link& link = links_[*best];
-  if (!link.first_granted) {
-    link.first_granted = true;
+ScheduledProbe ProbeScheduler::BeginBandwidth(const Key& key, Link* link, double now_s) {
+  if (!link->first_granted) {
+    link->first_granted = true;
     credit_bytes_ += static_cast<double>(kInitialBytes);
   }
-  link.tried_at_s = now_s;
-  const uint64_t wanted = std::clamp(link.offer.bytes_wanted, kProbeBytesMin, kProbeBytesMax);
+  Dequeue(key, *link);
+  link->tried_at_s = now_s;
+  Enqueue(key, link);
+  const uint64_t wanted = std::clamp(link->offer.bytes_wanted, kProbeBytesMin, kProbeBytesMax);
   const uint64_t bytes = std::min(wanted, static_cast<uint64_t>(std::max(credit_bytes_, 0.0)));
   credit_bytes_ -= static_cast<double>(bytes);
   spent_bytes_ += bytes;
-  return Begin(*best, "iperf3", bytes, now_s);
+  return Begin(key, "iperf3", bytes, now_s);
 }
 
 ScheduledProbe ProbeScheduler::Begin(const Key& key, std::string method, uint64_t bytes,

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -47,8 +46,9 @@ class ProbeScheduler {
   void OnResult(const std::string& id, uint64_t bytes_used, double now_s);
   void OnNodeLost(const std::string& node);
 
-  /// Returns the probes to start now. Each occupies both nodes until its result, or until 2 s after
-  /// its deadline.
+  /// Returns the probes to start now, at most 256. Each occupies both nodes until its result, or
+  /// until 2 s after its deadline. Links come in the order in which they became due. O(probes that
+  /// run + links that are due, of which at most 4,096 are considered).
   std::vector<ScheduledProbe> Next(double now_s);
 
   double credit_bytes() const { return credit_bytes_; }
@@ -63,6 +63,7 @@ class ProbeScheduler {
     double bandwidth_at_s = -1;  // -1: never
     double tried_at_s = -1e9;
     double routed_at_s = -1e9;
+    double route_due_s = 0, bandwidth_due_s = 0;  // their places in the queues below
   };
   struct Running {
     std::string source, target, method;
@@ -71,11 +72,16 @@ class ProbeScheduler {
   };
   using Key = std::pair<std::string, std::string>;
 
+  using Queue = std::set<std::pair<double, Key>>;  // by the time at which links are due
+
   void Expire(double now_s);
-  std::optional<ScheduledProbe> Pick(double now_s, const std::set<std::string>& busy);
+  void Enqueue(const Key& key, Link* link);
+  void Dequeue(const Key& key, const Link& link);
+  ScheduledProbe BeginBandwidth(const Key& key, Link* link, double now_s);
   ScheduledProbe Begin(const Key& key, std::string method, uint64_t bytes, double now_s);
 
   std::map<Key, Link> links_;
+  Queue routes_, bandwidths_;
   std::map<std::string, Running> running_;
   double credit_bytes_ = 0;
   uint64_t spent_bytes_ = 0;
