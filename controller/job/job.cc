@@ -48,6 +48,7 @@ Status Job::OnRankHello(const std::string& node, const RankGreeting& hello) {
     return known;
   }
   WEIR_ASSIGN_OR_RETURN(const bool another, members_.BeginsAnother(node, hello));
+  const std::string before = another ? "" : members_.state();
   if (another) Begin(hello);
   members_.Admit(node, hello);
   slots_.OnGreeting(hello);
@@ -55,7 +56,7 @@ Status Job::OnRankHello(const std::string& node, const RankGreeting& hello) {
   ledger_.OnGreeting(hello);
   if (members_.complete()) OnComplete();
   PumpRollout();
-  PublishState();
+  PublishSoon(before);
   return OkStatus();
 }
 
@@ -151,6 +152,7 @@ void Job::OnLink(const LinkObservation& observation) {
 
 void Job::OnRankGone(int rank, const std::string& reason) {
   if (members_.Find(rank) == nullptr) return;
+  const std::string before = members_.state();
   members_.Gone(rank);
   complete_since_.reset();
   slots_.RankLeft(rank);
@@ -164,7 +166,7 @@ void Job::OnRankGone(int rank, const std::string& reason) {
     Log(LogLevel::kInfo, "controller",
         StrCat("job ", name_, " ended after step ", job.step, ": ", BenefitText(job.benefit)));
   }
-  PublishState();
+  PublishSoon(before);
 }
 
 void Job::OnNodeLost(const std::string& node) {
@@ -180,6 +182,7 @@ void Job::OnNodeLost(const std::string& node) {
 
 void Job::OnTick() {
   if (!members_.begun()) return;
+  if (state_unpublished_) PublishState();
   ledger_.rollout()->OnTick();
   PumpRollout();
   ledger_.RenewLease(members_, loop_.policy().lease_s);
@@ -251,7 +254,15 @@ void Job::PublishIncident(const std::string& text, RankIncident incident) {
   host_.Publish({name_, text, std::move(incident)});
 }
 
+// The ranks of a large job come and go one after the other, and the state names all of them: it is
+// published once for many, unless it becomes another one.
+void Job::PublishSoon(const std::string& state_before) {
+  state_unpublished_ = true;
+  if (members_.state() != state_before || members_.complete()) PublishState();
+}
+
 void Job::PublishState() {
+  state_unpublished_ = false;
   JobView view = View();
   const std::string text =
       StrCat("job ", name_, " is ", view.state, ", plan ", ledger_.active_version());

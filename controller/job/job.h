@@ -79,6 +79,7 @@ class Job {
   void PumpRollout();
   void PublishIncident(const std::string& text, RankIncident incident);
   void PublishState();
+  void PublishSoon(const std::string& state_before);
   void Warn(const std::string& message) const;
 
   const std::string name_;
@@ -92,6 +93,7 @@ class Job {
   DecisionLoop loop_;
   double finished_unix_s_ = 0;
   std::optional<TimePoint> complete_since_;
+  bool state_unpublished_ = false;  // until the next tick
   TimePoint next_check_{};
 };
 
