@@ -28,8 +28,9 @@ struct LeadershipView {
   bool leads = false;
   std::optional<ControllerAddress> leader;  // nothing: none is known
   Status store;                             // why the shared store cannot be used; OK: it can
-  uint64_t changes = 0;                     // times that this controller began or ceased to lead
-  double store_bytes = 0;                   // that the store takes on its disk; 0: not known
+  int64_t revision = 0;    // grows with every change of the store; standbys know it
+  uint64_t changes = 0;    // times that this controller began or ceased to lead
+  double store_bytes = 0;  // that the store takes on its disk; 0: not known
 };
 
 /// Thread-safe.

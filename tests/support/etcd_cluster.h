@@ -47,7 +47,7 @@ class EtcdCluster {
 
   int size() const { return static_cast<int>(pids_.size()); }
   std::string Member(int i) const { return "127.0.0.1:" + std::to_string(ClientPort(i)); }
-  /// Of all members; each call has a prefix of its own only if `prefix` says so.
+  /// Options of a client of all members.
   EtcdOptions Options(const std::string& prefix = "/weir") const {
     EtcdOptions out;
     for (int i = 0; i < size(); ++i) out.members.push_back(Member(i));

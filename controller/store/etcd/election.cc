@@ -11,7 +11,6 @@
 namespace weir {
 namespace {
 
-constexpr Duration kCallMax = std::chrono::milliseconds(1500);
 constexpr Duration kRetry = std::chrono::milliseconds(100);
 constexpr Duration kLookInterval = std::chrono::seconds(5);  // at the member's size and alarms
 
@@ -51,6 +50,7 @@ LeadershipView EtcdElection::view() const {
   out.leads = tenure_.has_value() && RealClock().Now() < tenure_->until;
   if (out.leads || !tenure_.has_value()) out.leader = leader_;
   out.store = store_;
+  out.revision = revision_;
   out.changes = changes_;
   out.store_bytes = store_bytes_;
   return out;
@@ -108,7 +108,7 @@ void EtcdElection::Settle(const Status& answered) {
 // Looks who leads, and tries to lead if nobody does.
 Duration EtcdElection::Compete() {
   ReturnLease();
-  const auto found = client_.Range({.key = key_}, RealClock().Now() + kCallMax);
+  const auto found = client_.Range({.key = key_}, RealClock().Now() + kEtcdCallMax);
   Settle(found.status());
   if (!found.ok()) return kRetry;
   if (!found->rows.empty()) {
@@ -118,6 +118,7 @@ Duration EtcdElection::Compete() {
     if (fields.ok()) leader = ControllerAddress{(*fields)[1], (*fields)[2]};
     MutexLock lock(mutex_);
     leader_ = leader;
+    revision_ = found->revision;
     // A lease of this process whose return was not confirmed.
     if (fields.ok() && (*fields)[0] == options_.identity) lease_ = row.lease;
     return options_.poll_interval;
@@ -140,12 +141,12 @@ Status EtcdElection::TryToLead() {
   // The lease cannot begin before it is asked for.
   const TimePoint asked = RealClock().Now();
   WEIR_ASSIGN_OR_RETURN(const EtcdClient::Lease lease,
-                        client_.GrantLease(options_.lease_s, asked + kCallMax));
+                        client_.GrantLease(options_.lease_s, asked + kEtcdCallMax));
   lease_ = lease.id;
   lease_lasts_ = std::chrono::seconds(lease.ttl_s);
   WEIR_ASSIGN_OR_RETURN(
       const EtcdOutcome outcome,
-      client_.Commit({{.key = key_}}, {EtcdPut{key_, value_, lease_}}, {}, asked + kCallMax));
+      client_.Commit({{.key = key_}}, {EtcdPut{key_, value_, lease_}}, {}, asked + kEtcdCallMax));
   if (!outcome.succeeded) return OkStatus();  // another one was faster
   const auto fields = SplitFields(value_, 3);
   MutexLock lock(mutex_);
@@ -176,7 +177,7 @@ Duration EtcdElection::Renew() {
     EndTenure("the lease ran out before it could be renewed");
     return Duration(0);
   }
-  const auto left = client_.KeepAlive(lease_, std::min(asked + kCallMax, until));
+  const auto left = client_.KeepAlive(lease_, std::min(asked + kEtcdCallMax, until));
   Settle(left.status());
   if (!left.ok()) return kRetry;
   if (*left <= 0) {
@@ -204,7 +205,7 @@ void EtcdElection::EndTenure(const std::string& why) {
 // Ends a lease that is not needed, so that nobody waits for its end.
 void EtcdElection::ReturnLease() {
   if (lease_ == 0) return;
-  if (client_.Revoke(lease_, RealClock().Now() + kCallMax).code() != StatusCode::kUnavailable) {
+  if (client_.Revoke(lease_, RealClock().Now() + kEtcdCallMax).code() != StatusCode::kUnavailable) {
     lease_ = 0;
   }
 }
@@ -214,7 +215,7 @@ void EtcdElection::KeepSmall() {
   const TimePoint now = RealClock().Now();
   if (now - looked_at_ < std::min(kLookInterval, options_.compact_interval)) return;
   looked_at_ = now;
-  const auto member = client_.Member(now + kCallMax);
+  const auto member = client_.Member(now + kEtcdCallMax);
   if (!member.ok()) return;
   alarm_ = member->alarms.empty()
                ? OkStatus()
@@ -226,7 +227,7 @@ void EtcdElection::KeepSmall() {
   if (now < next_compaction_) return;
   next_compaction_ = now + options_.compact_interval;
   if (compact_to_ > 0) {
-    const Status compacted = client_.Compact(compact_to_, RealClock().Now() + kCallMax);
+    const Status compacted = client_.Compact(compact_to_, RealClock().Now() + kEtcdCallMax);
     if (!compacted.ok() && Message(compacted).find("compacted") == std::string::npos) {
       Log(LogLevel::kWarning, "controller", StrCat("etcd not compacted: ", Message(compacted)));
     }

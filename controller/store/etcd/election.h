@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elects the leader of the controllers that share an etcd: whoever creates the key "leader", under
-// a lease of a few seconds, leads until the lease ends.
+// Elects the leader of the controllers that share an etcd: the one that creates the key
+// "leader", under a lease of a few seconds, leads until the lease ends.
 //
 // Two things keep a former leader from acting. It counts its lease from before each renewal, by its
 // own monotonic clock, so its tenure ends on its own account before the lease does, also while the
@@ -76,6 +76,7 @@ class EtcdElection : public Leadership {
   TimePoint contact_ WEIR_GUARDED_BY(mutex_){};
   TimePoint resigned_until_ WEIR_GUARDED_BY(mutex_){};
   std::string resigned_why_ WEIR_GUARDED_BY(mutex_);
+  int64_t revision_ WEIR_GUARDED_BY(mutex_) = 0;
   uint64_t changes_ WEIR_GUARDED_BY(mutex_) = 0;
   double store_bytes_ WEIR_GUARDED_BY(mutex_) = 0;
   std::thread thread_;

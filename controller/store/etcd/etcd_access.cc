@@ -10,7 +10,6 @@
 namespace weir {
 namespace {
 
-constexpr Duration kCallMax = std::chrono::milliseconds(1500);
 constexpr Duration kReadPause = std::chrono::seconds(1);  // after a read that failed
 constexpr size_t kPendingMax = 64;                        // nodes and jobs that wait for a flush
 
@@ -96,7 +95,7 @@ Status EtcdAccess::Commit(const std::vector<EtcdOperation>& group) {
   }
   const EtcdCompare fence{.key = LeaderKey(client_.options()),
                           .revision = static_cast<int64_t>(term_)};
-  const TimePoint deadline = std::min(RealClock().Now() + kCallMax, tenure->until);
+  const TimePoint deadline = std::min(RealClock().Now() + kEtcdCallMax, tenure->until);
   WEIR_ASSIGN_OR_RETURN(const EtcdOutcome done, client_.Commit({fence}, group, {}, deadline));
   if (done.succeeded) return OkStatus();
   return FailedPrecondition(StrCat("etcd has ended the lease of this controller's term ", term_));
@@ -118,13 +117,13 @@ StatusOr<T> EtcdAccess::Noted(StatusOr<T> answer) {
 StatusOr<EtcdRows> EtcdAccess::Read(EtcdRange range) {
   WEIR_RETURN_IF_ERROR(BeginRead());
   range.serializable = !leads();
-  return Noted(client_.Range(range, RealClock().Now() + kCallMax));
+  return Noted(client_.Range(range, RealClock().Now() + kEtcdCallMax));
 }
 
 StatusOr<std::vector<EtcdRow>> EtcdAccess::ReadAll(EtcdRange range) {
   WEIR_RETURN_IF_ERROR(BeginRead());
   range.serializable = !leads();
-  return Noted(client_.RangeAll(std::move(range), RealClock().Now() + kCallMax));
+  return Noted(client_.RangeAll(std::move(range), RealClock().Now() + kEtcdCallMax));
 }
 
 StatusOr<std::vector<EtcdRows>> EtcdAccess::ReadEach(const std::vector<EtcdRange>& ranges) {
@@ -135,7 +134,7 @@ StatusOr<std::vector<EtcdRows>> EtcdAccess::ReadEach(const std::vector<EtcdRange
     asked.push_back(std::move(range));
   }
   WEIR_ASSIGN_OR_RETURN(EtcdOutcome answer,
-                        Noted(client_.Commit({}, asked, {}, RealClock().Now() + kCallMax)));
+                        Noted(client_.Commit({}, asked, {}, RealClock().Now() + kEtcdCallMax)));
   return std::move(answer.answers);
 }
 

@@ -112,6 +112,7 @@ Json OperationJson(const EtcdOperation& operation) {
 StatusOr<EtcdRows> RowsOf(const Json& answer) {
   EtcdRows out;
   out.count = Integer(answer, "count");
+  out.revision = RevisionOf(answer);
   for (const Json& each : Part(answer, "kvs")) {
     EtcdRow row;
     WEIR_ASSIGN_OR_RETURN(row.key, FromBase64(Text(each, "key")));

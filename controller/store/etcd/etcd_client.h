@@ -14,6 +14,9 @@
 
 namespace weir {
 
+/// The longest that one call of the store or the election takes.
+inline constexpr Duration kEtcdCallMax = std::chrono::milliseconds(1500);
+
 struct EtcdOptions {
   std::vector<std::string> members;  // host:port
   std::string prefix = "/weir";      // of all keys
@@ -42,7 +45,7 @@ struct EtcdRange {
   int64_t limit = 0;  // 0: none
   bool descending = false, keys_only = false, count_only = false;
   bool oldest_first = false;  // by their last change, instead of by key
-  /// Of the member that answers, which needs no quorum and may be behind.
+  /// Reads what the asked member has, which needs no quorum and may be behind.
   bool serializable = false;
 };
 struct EtcdPut {
@@ -63,7 +66,8 @@ struct EtcdCompare {
 
 struct EtcdRows {
   std::vector<EtcdRow> rows;
-  int64_t count = 0;  // of the whole range, whatever its limit
+  int64_t count = 0;     // of the whole range, whatever its limit
+  int64_t revision = 0;  // of etcd when it answered
 };
 
 struct EtcdOutcome {
@@ -111,7 +115,7 @@ class EtcdClient {
   Status Revoke(int64_t lease, TimePoint deadline);
   /// Forgets what was before `revision`.
   Status Compact(int64_t revision, TimePoint deadline);
-  /// Of the member that answers.
+  /// The state of the member that answers.
   StatusOr<EtcdMember> Member(TimePoint deadline);
 
   const EtcdOptions& options() const { return options_; }

@@ -529,7 +529,7 @@ class EtcdStore : public Store {
   const StoreLimits limits_;
   const std::string prefix_;
 
-  // Of the tenure `term_`.
+  // Known in the tenure `term_`.
   uint64_t term_ = 0;
   std::map<std::string, uint64_t> versions_;  // the highest plan of a job
   std::set<std::string> texts_;

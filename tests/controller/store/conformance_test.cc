@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every store does, through its interface: SQLite in a file, and a real etcd.
+// The same for every store, through its interface: SQLite in a file, and a real etcd.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -287,6 +287,30 @@ TEST_F(ElectionTest, ALoginIsUsedAndAWrongOneIsNamed) {
   EXPECT_THAT(Message(ask()), HasSubstr("user 'root'"));
   options.password = "secret";
   EXPECT_TRUE(ask().ok()) << ToString(ask());
+
+  // A user that may touch nothing but Weir's keys is enough.
+  ASSERT_EQ(
+      std::system(
+          StrCat("export ETCDCTL_API=3; for what in 'user add weir:own' 'role add weir' 'role "
+                 "grant-permission weir --prefix=true readwrite /weir' 'user grant-role weir "
+                 "weir'; do etcdctl --user=root:secret --endpoints=",
+                 cluster_->Member(0), " $what >/dev/null 2>&1 || exit 1; done")
+              .c_str()),
+      0)
+      << "etcdctl failed";
+  EXPECT_TRUE(ask().ok()) << "another user's key, as root";
+  options.user = "weir";
+  options.password = "own";
+  EXPECT_EQ(ask().code(), StatusCode::kFailedPrecondition) << ToString(ask());
+  EtcdElection election(
+      {.etcd = options, .identity = "weir", .compact_interval = std::chrono::milliseconds(1)});
+  election.Start(AddressOf("weir"));
+  ASSERT_TRUE(Eventually([&] { return Leads(election); }));
+  const auto store = OpenEtcdStore(options, election);
+  EXPECT_TRUE(store->PutFact("k", "v").ok());
+  EXPECT_EQ(*store->GetFact("k"), "v");
+  ASSERT_TRUE(Eventually([&] { return election.view().store_bytes > 0; }));
+  EXPECT_TRUE(Leads(election));
 }
 
 TEST(EtcdAddressTest, NamesMembersAndPrefix) {
