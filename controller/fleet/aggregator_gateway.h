@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "controller/fleet/aggregator_api.h"
-#include "deploy/program/name_lookup.h"
 #include "datapath/base/clock.h"
+#include "deploy/program/name_lookup.h"
 
 namespace weir {
 

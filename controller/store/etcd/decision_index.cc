@@ -76,6 +76,14 @@ DecisionIndex::Excess DecisionIndex::TakeExcess(const std::string& job, const St
   return out;
 }
 
+std::map<std::string, uint64_t> DecisionIndex::Bytes() const {
+  std::map<std::string, uint64_t> out;
+  for (const auto& [job, entries] : jobs_) {
+    for (const auto& [id, entry] : entries) out[job] += entry.bytes;
+  }
+  return out;
+}
+
 std::set<std::string> DecisionIndex::Texts() const {
   std::set<std::string> texts;
   for (const auto& [job, entries] : jobs_) {

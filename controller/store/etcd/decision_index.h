@@ -38,6 +38,8 @@ class DecisionIndex {
   /// Takes out what `job`, and then all jobs together, have beyond the limits, and returns it.
   /// O(decisions).
   Excess TakeExcess(const std::string& job, const StoreLimits& limits);
+  /// The bytes of each job's decisions. O(decisions).
+  std::map<std::string, uint64_t> Bytes() const;
   /// The shared texts that some decision still needs.
   std::set<std::string> Texts() const;
 

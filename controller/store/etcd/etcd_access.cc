@@ -120,6 +120,13 @@ StatusOr<EtcdRows> EtcdAccess::Read(EtcdRange range) {
   return Noted(client_.Range(range, RealClock().Now() + kEtcdCallMax));
 }
 
+StatusOr<uint64_t> EtcdAccess::DatabaseBytes() {
+  WEIR_RETURN_IF_ERROR(BeginRead());
+  WEIR_ASSIGN_OR_RETURN(const EtcdMember member,
+                        Noted(client_.Member(RealClock().Now() + kEtcdCallMax)));
+  return static_cast<uint64_t>(member.db_bytes);
+}
+
 StatusOr<std::vector<EtcdRow>> EtcdAccess::ReadAll(EtcdRange range) {
   WEIR_RETURN_IF_ERROR(BeginRead());
   range.serializable = !leads();

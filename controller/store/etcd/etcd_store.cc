@@ -353,6 +353,20 @@ class EtcdStore : public Store {
     return std::move(fields[0]);
   }
 
+  // Plans are small beside decisions, and only counted in the whole.
+  StatusOr<StoreUsage> Usage() override {
+    StoreUsage usage;
+    WEIR_ASSIGN_OR_RETURN(usage.bytes, etcd_.DatabaseBytes());
+    if (index_loaded_) usage.job_bytes = index_.Bytes();
+    return usage;
+  }
+
+  Status Backup(const std::string&) const override {
+    return Unimplemented(
+        "etcd is backed up by its own tools: etcdctl snapshot save FILE, and etcdutl snapshot "
+        "restore FILE");
+  }
+
  private:
   using Ages = std::map<std::string, double>;
 
