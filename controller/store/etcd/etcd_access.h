@@ -40,7 +40,7 @@ class EtcdAccess {
   StatusOr<std::vector<EtcdRow>> ReadAll(EtcdRange range);
   /// At most EtcdClient::kOperationsMax ranges at the same revision.
   StatusOr<std::vector<EtcdRows>> ReadEach(const std::vector<EtcdRange>& ranges);
-  /// The size of etcd's database, whoever uses it, as the member that answers has it.
+  /// The size of etcd's whole database, as the member that answers has it.
   StatusOr<uint64_t> DatabaseBytes();
   /// Deletes the first keys of a range until it has at most `count_max`.
   Status DeleteOldest(EtcdRange range, int64_t count_max);
