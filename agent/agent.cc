@@ -276,8 +276,7 @@ void Agent::Handle(RankLeft& event) {
 
 void Agent::Handle(ControllerUp& event) {
   generation_ = event.generation;
-  ++controller_connections_;
-  Log(LogLevel::kInfo, "agent", StrCat("controller ", options_.controller.controller, " reached"));
+  welcomed_ = false;
   Apply(subscription_.OnControllerConnected());
   next_heartbeat_ = clock_.Now() + heartbeat_interval_;
 }
@@ -285,9 +284,11 @@ void Agent::Handle(ControllerUp& event) {
 void Agent::Handle(ControllerDown& event) {
   if (event.generation != generation_) return;
   generation_ = 0;
-  Log(LogLevel::kWarning, "agent",
-      StrCat("controller ", options_.controller.controller, " lost: ", event.reason,
-             "; ranks keep their plans"));
+  if (welcomed_) {  // a standby refuses at once, and is not lost
+    Log(LogLevel::kWarning, "agent",
+        StrCat("controller ", options_.controller.controller, " lost: ", event.reason,
+               "; ranks keep their plans"));
+  }
   subscription_.OnControllerLost(std::move(event.unsent));
   // The controller that asked for these probes, and prevents collisions, is gone.
   budget_.Return(probes_->DiscardAll());
@@ -303,6 +304,11 @@ void Agent::Handle(ControllerSaid& event) {
       heartbeat_interval_ = FromSeconds(
           Bounded(welcome.heartbeat_interval_s(), ToSeconds(kHeartbeatDefault), 0.1, 300));
       next_heartbeat_ = clock_.Now();
+      if (welcomed_) break;
+      welcomed_ = true;
+      ++controller_connections_;
+      Log(LogLevel::kInfo, "agent",
+          StrCat("controller ", options_.controller.controller, " reached"));
       break;
     }
     case v1::ControllerMessage::kPeers:
@@ -557,7 +563,7 @@ void Agent::SendHeartbeat() {
 
 void Agent::PublishMetrics() {
   MetricsSnapshot s;
-  s.controller_connected = generation_ != 0;
+  s.controller_connected = generation_ != 0 && welcomed_;
   s.controller_heartbeat_unix_s = last_heartbeat_unix_s_;
   s.ranks = subscription_.rank_count();
   s.unauthenticated_ranks = subscription_.unauthenticated_rank_count();

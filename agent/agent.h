@@ -159,6 +159,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   ByteBudget budget_;
   std::map<std::string, PeerState> peers_;  // by node
   uint64_t generation_ = 0;                 // of the connection to the controller; 0: none
+  bool welcomed_ = false;                   // by that controller: it is one that leads
   uint64_t controller_connections_ = 0;
   Duration heartbeat_interval_;
   TimePoint next_heartbeat_{};

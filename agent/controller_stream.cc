@@ -5,7 +5,10 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <map>
 #include <mutex>
+#include <utility>
 
 #include "agent/measure/socket.h"
 #include "datapath/base/log.h"
@@ -37,6 +40,7 @@ ControllerStream::ControllerStream(Options options, Handler& handler, const Cloc
       handler_(handler),
       clock_(clock),
       queue_(options_.queue_items_max, options_.queue_bytes_max),
+      controllers_(SplitControllers(options_.controller)),
       thread_([this](const std::stop_token& stop) { Run(stop); }) {}
 
 ControllerStream::~ControllerStream() {
@@ -70,18 +74,29 @@ void ControllerStream::Run(const std::stop_token& stop) {
   NameThread("weir-control");
   Random random(options_.seed);
   Duration back_off = options_.back_off_min;
-  std::string last_failure;
+  std::map<std::string, std::string> last_failures;
+  const bool several = controllers_.size() > 1;
+  TimePoint lost_at = clock_.Now();
+  size_t tried = 0;  // since the last pause
   while (!stop.stop_requested()) {
     bool was_connected = false;
+    led_here_ = !leader_.empty();
+    target_ = led_here_ ? std::exchange(leader_, "") : controllers_[next_++ % controllers_.size()];
     const Status ended = RunOnce(stop, &was_connected);
     if (stop.stop_requested()) return;
     if (was_connected) {
       back_off = options_.back_off_min;
-      last_failure.clear();
-    } else if (Message(ended) != last_failure) {
-      last_failure = Message(ended);  // logged once, not at every attempt
-      Log(LogLevel::kWarning, "agent",
-          StrCat("controller ", options_.controller, ": ", last_failure));
+      lost_at = clock_.Now();
+      last_failures.clear();
+    } else if (std::string& last = last_failures[target_]; Message(ended) != last) {
+      last = Message(ended);  // logged once, not at every attempt
+      Log(LogLevel::kWarning, "agent", StrCat("controller ", target_, ": ", last));
+    }
+    // A standby has named the leader, or another controller may be it.
+    if (!leader_.empty() || (several && ++tried < controllers_.size())) continue;
+    tried = 0;
+    if (several && clock_.Now() - lost_at < options_.standby_search) {
+      back_off = std::min(back_off, options_.standby_back_off_max);
     }
     Pause(stop, Duration(static_cast<int64_t>(static_cast<double>(back_off.count()) *
                                               (0.5 + random.Uniform()))));
@@ -98,10 +113,16 @@ void ControllerStream::Pause(const std::stop_token& stop, Duration pause) {
 
 StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
     const std::stop_token& stop) {
+  WEIR_RETURN_IF_ERROR(options_.credentials.Permit(target_));  // a standby may have named it
   WEIR_ASSIGN_OR_RETURN(const auto credentials, options_.credentials());
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options_.keepalive_interval));
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(options_.keepalive_timeout));
+  const bool several = controllers_.size() > 1;
+  arguments.SetInt(
+      GRPC_ARG_KEEPALIVE_TIME_MS,
+      Milliseconds(several ? options_.standby_keepalive_interval : options_.keepalive_interval));
+  arguments.SetInt(
+      GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+      Milliseconds(several ? options_.standby_keepalive_timeout : options_.keepalive_timeout));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
@@ -110,13 +131,14 @@ StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
   auto call = std::make_unique<Call>();
-  call->channel = grpc::CreateCustomChannel(options_.controller, credentials, arguments);
-  const TimePoint deadline = clock_.Now() + options_.connect_timeout;
+  call->channel = grpc::CreateCustomChannel(target_, credentials, arguments);
+  const Duration patience = several ? options_.standby_connect_timeout : options_.connect_timeout;
+  const TimePoint deadline = clock_.Now() + patience;
   while (!call->channel->WaitForConnected(std::chrono::system_clock::now() + kConnectSlice)) {
     if (stop.stop_requested()) return Aborted("stopping");
     if (clock_.Now() >= deadline) {
       return DeadlineExceeded(
-          StrCat("no connection within ", ToSeconds(options_.connect_timeout), " s; trying on"));
+          StrCat("no connection within ", ToSeconds(patience), " s; trying on"));
     }
   }
   if (!options_.token_file.empty()) {
@@ -142,7 +164,10 @@ Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connecte
   handler_.OnControllerConnected(generation);
   std::thread writer([&] { WriteLoop(*call); });
   v1::ControllerMessage message;
+  Status stale;
   while (call->stream->Read(&message)) {
+    if (!*was_connected) stale = CheckTerm(*call);
+    if (!stale.ok()) break;
     *was_connected = true;  // a message shows that there is a controller, not only a listener
     handler_.OnControllerMessage(generation, std::move(message));
     message.Clear();
@@ -164,13 +189,42 @@ Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connecte
     unsent = queue_.TakeControl();
   }
   const grpc::Status finished = call->stream->Finish();
+  ChooseNext(*call);
   const std::string reason =
-      overflowed
+      !stale.ok() ? Message(stale)
+      : overflowed
           ? "it did not read fast enough; starting over with the whole state"
           : StrCat("stream ended: ", finished.error_message().empty() ? "closed by the controller"
                                                                       : finished.error_message());
   handler_.OnControllerLost(generation, reason, std::move(unsent));
   return Unavailable(reason);
+}
+
+// The term of a leader, among several controllers: one that led before may not know yet that it
+// does not lead any more.
+Status ControllerStream::CheckTerm(const Call& call) {
+  const auto& metadata = call.context.GetServerInitialMetadata();
+  const auto found = metadata.find("weir-term");
+  if (found == metadata.end()) return OkStatus();
+  const std::string text(found->second.data(), found->second.size());
+  const uint64_t term = std::strtoull(text.c_str(), nullptr, 10);
+  if (term < term_) {
+    return FailedPrecondition(
+        StrCat("it leads in term ", term, ", and another controller has led in term ", term_));
+  }
+  if (term > term_) Log(LogLevel::kInfo, "agent", StrCat(target_, " leads in term ", term));
+  term_ = term;
+  return OkStatus();
+}
+
+void ControllerStream::ChooseNext(const Call& call) {
+  if (led_here_)
+    return;  // one standby is believed at a time, so that two cannot send us in circles
+  const auto& metadata = call.context.GetServerTrailingMetadata();
+  const auto found = metadata.find("weir-leader");
+  if (found == metadata.end()) return;
+  leader_ = std::string(found->second.data(), found->second.size());
+  if (leader_ == target_) leader_.clear();
 }
 
 void ControllerStream::WriteLoop(Call& call) {

@@ -24,7 +24,7 @@ namespace weir::agent {
 class ControllerStream {
  public:
   struct Options {
-    std::string controller;  // HOST:PORT
+    std::string controller;  // HOST:PORT; several with commas, of which one leads
     CredentialFactory credentials;
     std::string token_file;  // bearer token, read for every connection; empty: none
     Duration connect_timeout = std::chrono::seconds(5);  // until the connection is ready
@@ -32,6 +32,13 @@ class ControllerStream {
     Duration back_off_max = std::chrono::seconds(5);
     Duration keepalive_interval = std::chrono::seconds(30);
     Duration keepalive_timeout = std::chrono::seconds(10);
+    // With several controllers, a stopped one is left for the next. So that all agents of a job
+    // meet at the new leader soon, the back-off stays short for a while.
+    Duration standby_keepalive_interval = std::chrono::milliseconds(1500);
+    Duration standby_keepalive_timeout = std::chrono::seconds(1);
+    Duration standby_connect_timeout = std::chrono::seconds(1);
+    Duration standby_back_off_max = std::chrono::milliseconds(500);
+    Duration standby_search = std::chrono::seconds(15);
     size_t queue_items_max = 4096;
     size_t queue_bytes_max = 16u << 20;
     uint64_t seed = 0;  // for the jitter of the back-off
@@ -68,6 +75,8 @@ class ControllerStream {
   void Run(const std::stop_token& stop);
   Status RunOnce(const std::stop_token& stop, bool* was_connected);
   StatusOr<std::unique_ptr<Call>> Open(const std::stop_token& stop);
+  Status CheckTerm(const Call& call);
+  void ChooseNext(const Call& call);
   void WriteLoop(Call& call);
   void Pause(const std::stop_token& stop, Duration pause);
 
@@ -81,7 +90,13 @@ class ControllerStream {
   bool writing_ WEIR_GUARDED_BY(mutex_) = false;     // false: the writer must end
   Call* call_ WEIR_GUARDED_BY(mutex_) = nullptr;
   bool overflowed_ WEIR_GUARDED_BY(mutex_) = false;
-  uint64_t connections_ = 0;  // used only by the stream's thread
+  uint64_t connections_ = 0;  // used only by the stream's thread, as the next ones
+  const std::vector<std::string> controllers_;
+  size_t next_ = 0;        // of `controllers_`
+  std::string target_;     // of this attempt
+  std::string leader_;     // named by a standby: the next target; empty: none
+  bool led_here_ = false;  // the target was named by a standby
+  uint64_t term_ = 0;      // the highest of any leader
   std::jthread thread_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "datapath/base/status.h"
 
@@ -18,7 +19,7 @@ class TlsFiles;
 namespace weir::agent {
 
 struct CredentialOptions {
-  std::string controller = {};  // HOST:PORT
+  std::string controller = {};  // HOST:PORT, several of them with commas
   std::string ca_file = {};     // PEM; with any of the three, TLS is used
   std::string cert_file = {};
   std::string key_file = {};
@@ -30,24 +31,32 @@ struct CredentialOptions {
 class CredentialFactory {
  public:
   /// files: null for plain text.
-  explicit CredentialFactory(std::shared_ptr<TlsFiles> files = nullptr);
+  /// insecure: plain text may leave this machine.
+  explicit CredentialFactory(std::shared_ptr<TlsFiles> files = nullptr, bool insecure = false);
 
   /// Makes new credentials. Renewed files are used at the next connection. If they are invalid, the
   /// previous ones are used, and that is logged (base/tls). Without previous ones, kUnavailable
   /// names a file that cannot be read and kInvalidArgument one with wrong content.
   StatusOr<std::shared_ptr<grpc::ChannelCredentials>> operator()() const;
 
+  /// kInvalidArgument: plain text to `controller` would leave this machine.
+  Status Permit(const std::string& controller) const;
+
   /// Null for plain text.
   TlsFiles* files() const { return files_.get(); }
 
  private:
   std::shared_ptr<TlsFiles> files_;
+  bool insecure_;
 };
 
-/// Uses TLS when a file is given, and plain text when the controller's host is a loopback literal,
-/// "localhost" or a Unix socket, or when `insecure` is set and there is no token. kInvalidArgument
-/// otherwise, or when only one of certificate and key is given, or `insecure` contradicts the
-/// files.
+/// The controllers in a list with commas.
+std::vector<std::string> SplitControllers(const std::string& list);
+
+/// Uses TLS when a file is given, and plain text when every controller's host is a loopback
+/// literal, "localhost" or a Unix socket, or when `insecure` is set and there is no token.
+/// kInvalidArgument otherwise, or when only one of certificate and key is given, or `insecure`
+/// contradicts the files.
 StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& options);
 
 }  // namespace weir::agent

@@ -57,8 +57,8 @@ void DefineFlags(CLI::App& app, Flags* flags) {
       ->type_name("IP")
       ->capture_default_str();
   app.add_option("--controller", flags->credentials.controller,
-                 "HOST:PORT or unix:FILE of the controller; without it the agent only serves local "
-                 "ranks")
+                 "HOST:PORT or unix:FILE of the controller, or several with commas, of which the "
+                 "one that leads is used; without it the agent only serves local ranks")
       ->type_name("ADDRESS");
   app.add_option("--socket", agent.local.socket_path, "Unix socket for ranks; empty for none")
       ->type_name("FILE")

@@ -2,9 +2,15 @@
 #pragma once
 // weirctl's connection to the controller, and how errors become exit codes.
 
+#include <grpcpp/security/credentials.h>
+
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
 #include "weir/v1/admin.grpc.pb.h"
 
@@ -23,13 +29,22 @@ enum ExitCode {
 ExitCode ExitCodeFor(const Status& status);
 
 struct ClientOptions {
-  std::string controller = "127.0.0.1:7700";
+  std::string controller = "127.0.0.1:7700";  // several with commas, of which one leads
   double timeout_s = 10;
   std::string ca_file, cert_file, key_file;  // any set: TLS
   std::string token;                         // sent as "authorization: Bearer ..."
 };
 
-/// Thread-safe. Every call has the deadline of `timeout_s`; Watch runs until ended.
+/// The answer of one of several controllers, as far as it is about them.
+struct Standing {
+  bool shared = false;  // there may be several
+  bool leads = false;
+  std::string leader = {};  // its address; empty: nobody knows one
+  std::string store = {};   // why the shared store cannot be used; empty: it can
+};
+
+/// Thread-safe. Every call has the deadline of `timeout_s`; Watch runs until ended. Of several
+/// controllers the leader is asked, whom a standby names, and a standby where no leader answers.
 class Client {
  public:
   /// kNotFound: a TLS file cannot be read; kInvalidArgument: it is not valid, or has expired. Both
@@ -37,7 +52,10 @@ class Client {
   /// leave this machine in plain text.
   static StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
 
-  v1::AdminService::Stub& stub() { return *stub_; }
+  /// Reaches the controller that answered last.
+  v1::AdminService::Stub& stub();
+  /// As the last answer said.
+  Standing standing() const;
   /// Deadline and credentials of one call.
   void Prepare(grpc::ClientContext* context, bool with_deadline = true) const;
   /// Our status; where no controller answers it names the address and the flag that mends it.
@@ -49,9 +67,10 @@ class Client {
   Status Call(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*, const Request&,
                                                              Response*),
               const Request& request, Response* response) {
-    grpc::ClientContext context;
-    Prepare(&context);
-    return ToStatus((stub_.get()->*method)(&context, request, response));
+    return Ask([&](v1::AdminService::Stub& stub, grpc::ClientContext* context) {
+      response->Clear();
+      return (stub.*method)(context, request, response);
+    });
   }
 
   /// All pages of a list, joined: each has the deadline of a call. kInternal: the list has no end.
@@ -73,9 +92,21 @@ class Client {
   }
 
  private:
+  using Stub = v1::AdminService::Stub;
   explicit Client(ClientOptions options) : options_(std::move(options)) {}
+  Status Ask(const std::function<grpc::Status(Stub&, grpc::ClientContext*)>& ask);
+  StatusOr<Stub*> StubOf(const std::string& target) WEIR_EXCLUDES(mutex_);
+  std::string target() const WEIR_EXCLUDES(mutex_);
+  void Note(const std::string& target, const Standing& standing) WEIR_EXCLUDES(mutex_);
+
   ClientOptions options_;
-  std::unique_ptr<v1::AdminService::Stub> stub_;
+  std::vector<std::string> controllers_;
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  bool tls_ = false;
+  mutable Mutex mutex_;
+  std::map<std::string, std::unique_ptr<Stub>> stubs_ WEIR_GUARDED_BY(mutex_);  // by address
+  std::string target_ WEIR_GUARDED_BY(mutex_);
+  Standing standing_ WEIR_GUARDED_BY(mutex_);
 };
 
 /// The whole text of a file, "-" for standard input; at most 1 MiB. Errors name the file.

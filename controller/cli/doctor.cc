@@ -231,6 +231,33 @@ void JudgePolicy(const v1::Job& job, Findings* found) {
               ": allow the codec dense, or a lower gain_min")});
 }
 
+// Judges which of several controllers answers. False: none leads, so nothing is known of the
+// present.
+bool JudgeStanding(const Standing& standing, Findings* found) {
+  if (!standing.shared) return true;
+  if (!standing.store.empty()) {
+    found->push_back({Verdict::kFail,
+                      StrCat("the shared store cannot be used: ", standing.store,
+                             "; jobs go on with their plans, and nothing is decided or stored"),
+                      "start etcd's members again: more than half of them must answer (etcdctl "
+                      "endpoint status --cluster)"});
+  } else if (standing.leads) {
+    found->push_back({Verdict::kOk, "it leads, and the shared store answers"});
+  }
+  if (standing.leads) return true;
+  if (standing.leader.empty()) {
+    found->push_back({Verdict::kFail, "no controller leads; what follows was stored earlier",
+                      "see that weir-controller runs and reaches --store"});
+  } else {
+    found->push_back({Verdict::kFail,
+                      StrCat("the leader at ", standing.leader,
+                             " does not answer; a standby answers with what is stored"),
+                      "see that it runs, and that --advertise-grpc is an address that this "
+                      "machine reaches"});
+  }
+  return false;
+}
+
 void Print(const Finding& finding) {
   const char* words[] = {"ok  ", "warn", "FAIL"};
   std::printf("%s  %s\n", words[static_cast<int>(finding.verdict)], finding.text.c_str());
@@ -254,6 +281,7 @@ StatusOr<FleetFacts> AskFleet(Client& client) {
     if (!explained.ok()) explanation.set_not_deciding(Message(explained));
     facts.explanations[job.name()] = std::move(explanation);
   }
+  facts.standing = client.standing();
   return facts;
 }
 
@@ -269,7 +297,9 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
                             unix_s > theirs ? " ahead of" : " behind", " the controller's"),
                      "timedatectl set-ntp true on both"});
   }
+  const bool live = JudgeStanding(facts.standing, &found);
   JudgeVersions(facts, version, &found);
+  if (!live) return found;
   JudgeNodes(facts, &found);
   JudgeReachability(facts, &found);
   if (facts.jobs.jobs().empty()) {

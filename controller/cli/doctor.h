@@ -14,6 +14,7 @@ namespace weir::cli {
 /// The controller's answers, with all pages of lists.
 struct FleetFacts {
   std::string controller;  // its address
+  Standing standing;       // of the one that answered
   v1::ListNodesResponse nodes;
   v1::ListLinksResponse links;
   v1::ListJobsResponse jobs;

@@ -461,7 +461,8 @@ int Main(int argc, char** argv) {
       "  5  refused: an invalid policy, or not possible in the present state");
   Flags flags;
   Action action;
-  app.add_option("--controller", flags.client.controller, "host:port of the gRPC API, or unix:FILE")
+  app.add_option("--controller", flags.client.controller,
+                 "host:port of the gRPC API, or unix:FILE; several with commas, of which one leads")
       ->type_name("ADDRESS")
       ->envname("WEIR_CONTROLLER")
       ->capture_default_str();

@@ -54,9 +54,6 @@ Status Fleet::Recover() {
     WEIR_ASSIGN_OR_RETURN(Job * job, jobs_.FindOrAdd(kept.name));
     job->Recover(kept.view, std::move(kept.pin), std::move(kept.newest));
   }
-  Log(LogLevel::kInfo, "controller",
-      StrCat("recovered ", nodes_.all().size(), " nodes, ", jobs_.all().size(), " jobs, ",
-             policies.size(), " policies"));
   return OkStatus();
 }
 
@@ -93,6 +90,12 @@ Status Fleet::CheckReplaces(const NodeState& node, const NodeGreeting& said) con
       StatusCode::kAlreadyExists,
       StrCat("node ", said.node, " has a living agent at ", node.said.address, ", which was heard ",
              silent_s, " s ago: end it, or give this agent another --node"));
+}
+
+void Fleet::CloseStreams(const Status& why) {
+  for (const auto& [name, node] : nodes_.all()) {
+    if (node.connected()) node.link->Close(why);
+  }
 }
 
 void Fleet::OnAgentClosed(const std::shared_ptr<AgentLink>& link) {
@@ -261,6 +264,7 @@ void Fleet::SaveNode(const std::string& name) {
   const Status saved = journal_.SaveNode(node.said, node.last_seen_unix_s);
   if (!saved.ok()) {
     ++counters_.store_errors;
+    if (saved.code() == StatusCode::kFailedPrecondition) return;  // it leads no more: no news
     Log(LogLevel::kWarning, "controller", StrCat("node ", name, " not stored: ", Message(saved)));
   }
 }

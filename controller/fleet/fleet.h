@@ -46,6 +46,8 @@ class Fleet : public JobHost {
   /// The first message of a stream. An error ends the stream; see NodeTable::Check.
   Status OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeGreeting& said);
   void OnAgentClosed(const std::shared_ptr<AgentLink>& link);
+  /// Ends the streams of all agents, which then connect again, here or elsewhere.
+  void CloseStreams(const Status& why);
   /// See Job::OnRankHello; also kResourceExhausted: too many jobs.
   Status OnRankGreeting(const std::string& node, const RankGreeting& said);
   /// Ignored unless the rank has greeted through `node`: messages of a rank that was refused may

@@ -289,6 +289,10 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
   if (decision.switched || returns || LacksLease(decision.chosen.choices) ||
       job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
     StartRollout(decision, &record);
+    if (record.outcome == DecisionOutcome::kWithdrawn) {  // it could not be offered or stored
+      requested_ = trigger;
+      retry_at_ = job_.host.clock().Now() + FromSeconds(kRetryAfterErrorS);
+    }
   }
   const bool offered = record.outcome == DecisionOutcome::kOffered;
   if (offered) {

@@ -39,6 +39,9 @@ class JobJournal {
  public:
   virtual ~JobJournal() = default;
   virtual Status SaveJob(const JobView& job, double unix_s) = 0;
+  /// Stores a plan before any rank hears of it. kAlreadyExists: its version is not above all that
+  /// the job ever had.
+  virtual Status ClaimPlan(const JobPlan& plan, std::string_view state, double unix_s) = 0;
   /// `state`: the last line of the plan's log, or "lease".
   virtual Status SavePlan(const JobPlan& plan, std::string_view state, double unix_s) = 0;
   /// Nothing: there is none of that version that can be read.

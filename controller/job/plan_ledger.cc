@@ -69,17 +69,36 @@ uint64_t PlanLedger::NextVersion() const {
   return std::max(rollout_->highest_version(), highest_known_version_) + 1;
 }
 
+// A version that is not stored could be given to another plan, by this controller after a restart
+// or by the one that leads next. So nothing is offered that the journal does not take.
+Status PlanLedger::Claim(const JobPlan& plan, std::string_view state) {
+  const Status claimed =
+      host_.journal().ClaimPlan(Redacted(plan), state, host_.clock().UnixSeconds());
+  if (claimed.ok()) return claimed;
+  if (claimed.code() == StatusCode::kAlreadyExists) {
+    const auto highest = host_.journal().HighestPlanVersion(job_);
+    if (highest.ok()) highest_known_version_ = std::max(highest_known_version_, *highest);
+  } else {
+    ++counters_.store_errors;
+  }
+  Warn(StrCat("plan ", plan.version,
+              " is not offered, because it was not stored: ", Message(claimed)));
+  return claimed;
+}
+
 Status PlanLedger::Offer(JobPlan plan, const std::optional<ChoiceModel>& lease_fallback) {
   const double now = host_.clock().UnixSeconds();
   const uint64_t version = plan.version;
   const std::string digest = plan.digest;
-  plans_[version] = std::move(plan);
+  WEIR_RETURN_IF_ERROR(rollout_->CanOffer());
+  WEIR_RETURN_IF_ERROR(Claim(plan, "offered"));
+  highest_known_version_ = version;
   if (lease_fallback.has_value()) {
-    // Stored before it is offered: after a restart its version must not be given to another plan.
     JobPlan lease = MakePlan(job_, version + 1, {}, {}, {}, *lease_fallback);
-    if (!host_.journal().SavePlan(lease, "lease", now).ok()) ++counters_.store_errors;
+    WEIR_RETURN_IF_ERROR(Claim(lease, "lease"));
     lease_plans_[version] = std::move(lease);
   }
+  plans_[version] = std::move(plan);
   const Status offered = rollout_->Offer(version, MakeNonce(job_, version, now), digest);
   if (!offered.ok()) {
     plans_.erase(version);
@@ -87,7 +106,6 @@ Status PlanLedger::Offer(JobPlan plan, const std::optional<ChoiceModel>& lease_f
     Warn(StrCat("plan ", version, " not offered: ", Message(offered)));
     return offered;
   }
-  highest_known_version_ = version;
   if (const auto lease = lease_plans_.find(version); lease != lease_plans_.end()) {
     highest_known_version_ = lease->second.version;
     rollout_->ObserveVersion(highest_known_version_);
@@ -121,7 +139,8 @@ void PlanLedger::Pump(const Membership& members,
                       const std::function<void(const PlanLogEntry&)>& on_log) {
   for (const RolloutMessage& message : rollout_->TakeMessages()) Send(message, members);
   for (const PlanLogEntry& entry : rollout_->TakeLog()) {
-    if (const JobPlan* plan = Find(entry.version); plan != nullptr) {
+    const bool claimed = entry.kind == PlanLogEntry::Kind::kOffered;  // and so stored already
+    if (const JobPlan* plan = Find(entry.version); plan != nullptr && !claimed) {
       const Status saved = host_.journal().SavePlan(Redacted(*plan), PlanLogKindName(entry.kind),
                                                     host_.clock().UnixSeconds());
       if (!saved.ok()) ++counters_.store_errors;

@@ -40,8 +40,9 @@ class PlanLedger {
 
   /// A version above all that are known.
   uint64_t NextVersion() const;
-  /// Starts the rollout of `plan`, whose version is the next one. `lease_fallback`: ranks turn to
-  /// that choice when the plan's lease runs out; none: it has no lease. Errors as Rollout::Offer.
+  /// Starts the rollout of `plan`, whose version is the next one, after the journal has taken it.
+  /// `lease_fallback`: ranks turn to that choice when the plan's lease runs out; none: it has no
+  /// lease. Errors as Rollout::Offer and JobJournal::ClaimPlan; then the plan was not offered.
   Status Offer(JobPlan plan, const std::optional<ChoiceModel>& lease_fallback);
 
   /// Sends what the rollout has for the ranks, stores the lines of its log and hands them out.
@@ -57,6 +58,7 @@ class PlanLedger {
 
  private:
   void Warn(const std::string& message) const;
+  Status Claim(const JobPlan& plan, std::string_view state);
   void Send(const RolloutMessage& message, const Membership& members);
 
   const std::string job_;

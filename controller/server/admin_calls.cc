@@ -33,13 +33,22 @@ bool Changes(const Route& route, const ProtoMessage& request) {
   return dry_run == nullptr || !request.GetReflection()->GetBool(request, dry_run);
 }
 
+bool ByLeaderOnly(const Route& route) {
+  return route.event_stream ||
+         (std::string_view(route.verb) != "GET" && route.role != Role::kViewer);
+}
+
 }  // namespace
 
 StatusOr<Caller> AdminCalls::Admit(const Credentials& credentials, const Route& route,
                                    const ProtoMessage& request) {
   const auto caller = authenticator_.Identify(credentials);
   const Status allowed = caller.ok() ? Permit(*caller, route, request) : caller.status();
-  if (allowed.ok()) return caller;
+  if (allowed.ok()) {
+    // A standby knows what is stored, and nothing of what happens now.
+    if (ByLeaderOnly(route)) WEIR_RETURN_IF_ERROR(served_.RequireActing());
+    return caller;
+  }
   if (route.role != Role::kViewer) {
     Refuse(caller.ok() ? &*caller : nullptr, credentials.origin(), route.method, TargetOf(request),
            allowed);
@@ -57,6 +66,7 @@ void AdminCalls::Refuse(const Caller* caller, const Origin& from, const std::str
 
 Status AdminCalls::Call(const Caller& caller, const Route& route, const ProtoMessage& request,
                         ProtoMessage* response) {
+  if (ByLeaderOnly(route)) WEIR_RETURN_IF_ERROR(served_.RequireActing());
   if (!Changes(route, request)) return Dispatch(caller, route.method, request, response);
   // The credential says who acts. Only local callers, who have none, may give a name.
   const std::unique_ptr<ProtoMessage> named(request.New());
@@ -90,11 +100,11 @@ std::string AdminCalls::StateOf(const ProtoMessage& request) {
     v1::GetJobRequest ask;
     ask.set_name(job);
     v1::Job found;
-    return api_.GetJob(ask, &found).ok() ? found.pinned() : "";
+    return served_->admin.GetJob(ask, &found).ok() ? found.pinned() : "";
   }
   const std::string name = TextOf(request, "name");
   v1::ListPoliciesResponse list;
-  if (!api_.ListPolicies({}, &list).ok()) return "";
+  if (!served_->admin.ListPolicies({}, &list).ok()) return "";
   for (const v1::Policy& policy : list.policies()) {
     if (policy.name() == name) return StrCat(policy.etag(), "\n", policy.source());
   }
@@ -116,10 +126,10 @@ Status AdminCalls::OpenPage(const Caller& caller, const v1::OpenPageRequest&,
 
 Status AdminCalls::Dispatch(const Caller& caller, std::string_view method,
                             const ProtoMessage& request, ProtoMessage* response) {
-#define WEIR_ADMIN_UNARY(name, Request, Response)              \
-  if (method == #name) {                                       \
-    return api_.name(static_cast<const v1::Request&>(request), \
-                     static_cast<v1::Response*>(response));    \
+#define WEIR_ADMIN_UNARY(name, Request, Response)                        \
+  if (method == #name) {                                                 \
+    return served_->admin.name(static_cast<const v1::Request&>(request), \
+                               static_cast<v1::Response*>(response));    \
   }
 #define WEIR_ADMIN_OWN(name, Request, Response)                   \
   if (method == #name) {                                          \

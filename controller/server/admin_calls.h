@@ -5,11 +5,11 @@
 
 #include <string>
 
-#include "controller/server/admin_api.h"
 #include "controller/server/audit.h"
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/executor.h"
 #include "controller/server/rest/routes.h"
+#include "controller/server/served_plane.h"
 #include "datapath/base/mutex.h"
 
 namespace weir {
@@ -17,11 +17,13 @@ namespace weir {
 /// All referenced objects must outlive it.
 class AdminCalls {
  public:
-  AdminCalls(Executor& executor, AdminApi& api, AuditTrail& audit, Authenticator& authenticator)
-      : executor_(executor), api_(api), audit_(audit), authenticator_(authenticator) {}
+  AdminCalls(Executor& executor, ServedPlane& served, AuditTrail& audit,
+             Authenticator& authenticator)
+      : executor_(executor), served_(served), audit_(audit), authenticator_(authenticator) {}
 
   /// The caller, if it may make the request. A refusal of what would change something goes to the
-  /// audit trail. Errors: those of Identify and Permit. Thread-safe.
+  /// audit trail. Errors: those of Identify and Permit; kUnavailable: only the leader can answer.
+  /// Thread-safe.
   StatusOr<Caller> Admit(const Credentials& credentials, const Route& route,
                          const google::protobuf::Message& request);
 
@@ -33,6 +35,8 @@ class AdminCalls {
   /// where nobody is known.
   void Refuse(const Caller* caller, const Origin& from, const std::string& method,
               const std::string& target, const Status& why);
+
+  const ServedPlane& served() const { return served_; }
 
   /// Sets the address to which OpenPage sends people: "http://127.0.0.1:7780". To be set before the
   /// first call.
@@ -48,7 +52,7 @@ class AdminCalls {
   std::string StateOf(const google::protobuf::Message& request);
 
   Executor& executor_;
-  AdminApi& api_;
+  ServedPlane& served_;
   AuditTrail& audit_;
   Authenticator& authenticator_;
   std::string page_url_;

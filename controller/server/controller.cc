@@ -7,11 +7,14 @@
 #include "controller/fleet/policy_watcher.h"
 #include "controller/server/admin_calls.h"
 #include "controller/server/audit.h"
-#include "controller/server/control_plane.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 #include "controller/server/grpc/grpc_server.h"
 #include "controller/server/rest/rest_server.h"
+#include "controller/server/served_plane.h"
+#include "controller/server/succession.h"
+#include "controller/store/etcd/election.h"
+#include "controller/store/etcd/etcd_store.h"
 #include "controller/store/store.h"
 #include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/log.h"
@@ -97,6 +100,39 @@ StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   return out;
 }
 
+// Off loopback the store needs TLS: it holds a secret, and the login is one.
+StatusOr<EtcdOptions> ReadEtcd(const ControllerOptions& options) {
+  WEIR_ASSIGN_OR_RETURN(EtcdOptions etcd, ParseEtcdAddress(options.store));
+  if (options.store_cert.empty() != options.store_key.empty()) {
+    return InvalidArgument("--store-cert and --store-key belong together");
+  }
+  etcd.tls_ca = options.store_ca;
+  etcd.tls_cert = options.store_cert;
+  etcd.tls_key = options.store_key;
+  if (!etcd.tls && !(etcd.tls_ca + etcd.tls_cert).empty()) {
+    return InvalidArgument(StrCat("--store ", options.store,
+                                  " is plain text, but TLS files are given: expected etcds://"));
+  }
+  for (const std::string& member : etcd.members) {
+    if (etcd.tls || options.insecure || IsLoopbackTarget(member)) continue;
+    return FailedPrecondition(StrCat("--store: the state would cross the network to ", member,
+                                     " in plain text: give etcds:// and --store-ca, or "
+                                     "--insecure"));
+  }
+  if (options.store_login_file.empty()) return etcd;
+  std::ifstream file(options.store_login_file);
+  std::string login;
+  std::getline(file, login);
+  const size_t colon = login.find(':');
+  if (login.size() > 512 || colon == std::string::npos || colon == 0) {
+    return InvalidArgument(StrCat("--store-login-file: expected a line USER:PASSWORD in '",
+                                  options.store_login_file, "'"));
+  }
+  etcd.user = login.substr(0, colon);
+  etcd.password = login.substr(colon + 1);
+  return etcd;
+}
+
 // The secret is stored, so that a restarted controller keeps the leases of its jobs.
 StatusOr<std::string> LeaseOwnerSecret(Store& store) {
   constexpr std::string_view kFact = "lease_owner_secret";
@@ -121,6 +157,8 @@ class ControllerImpl : public Controller {
     // first.
     executor_.Stop();
     gateway_.reset();
+    if (store_ != nullptr) (void)store_->Flush();
+    election_.reset();  // gives the lead back
   }
 
   Status Run() {
@@ -144,22 +182,20 @@ class ControllerImpl : public Controller {
           TlsPaths{.cert = options_.tls_cert, .key = options_.tls_key, .ca = options_.tls_ca});
       WEIR_RETURN_IF_ERROR(tls_->Current().status());
     }
-    WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
-    plane_ = std::make_unique<ControlPlane>(options_.fleet, RealClock(), *store_, events_);
+    WEIR_RETURN_IF_ERROR(OpenStore());
+    served_ = std::make_unique<ServedPlane>(election_.get());
     audit_ = std::make_unique<AuditTrail>(*store_);
-    calls_ = std::make_unique<AdminCalls>(executor_, plane_->admin, *audit_, *authenticator_);
-    WEIR_RETURN_IF_ERROR(plane_->Recover());
-    if (!options_.policy_directory.empty()) {
-      // Policies must be known before the first decision; later changes come from the watcher.
-      plane_->fleet.OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
-    }
-    WEIR_RETURN_IF_ERROR(StartAggregators());
-    executor_.Start([this] { plane_->fleet.OnTick(); });
+    calls_ = std::make_unique<AdminCalls>(executor_, *served_, *audit_, *authenticator_);
+    succession_ = std::make_unique<Succession>(SuccessionOptions(), RealClock(), *store_, events_,
+                                               *served_, election_.get());
+    WEIR_RETURN_IF_ERROR(succession_->Begin());
+    executor_.Start([this] { succession_->OnTick(); });
     if (!options_.policy_directory.empty()) {
       watcher_ = std::make_unique<PolicyWatcher>(
           options_.policy_directory, [this](PolicyWatcher::Contents contents) {
-            executor_.Post(
-                [this, contents = std::move(contents)] { plane_->fleet.OnPolicyFiles(contents); });
+            executor_.Post([this, contents = std::move(contents)] {
+              (*served_)->fleet.OnPolicyFiles(contents);
+            });
           });
     }
     RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
@@ -170,10 +206,10 @@ class ControllerImpl : public Controller {
       WEIR_ASSIGN_OR_RETURN(
           health_, HealthListener::Start(
                        {health.host, health.port, tls_.get()}, [this] { return executor_.Alive(); },
-                       [this] { return CheckReady(executor_, plane_->admin); }));
+                       [this] { return CheckReady(executor_, *served_); }));
     }
-    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start(rest, executor_, plane_->admin, *calls_, events_,
-                                                   *authenticator_));
+    WEIR_ASSIGN_OR_RETURN(
+        rest_, RestServer::Start(rest, executor_, *served_, *calls_, events_, *authenticator_));
     calls_->SetPageUrl(PageUrl(http.host));
     GrpcOptions admitted{options_.listen_grpc, tls_.get(), LocalRightsOfGrpc()};
     admitted.host = grpc.host;
@@ -182,12 +218,14 @@ class ControllerImpl : public Controller {
       WEIR_ASSIGN_OR_RETURN(admitted.others, LocalRightsOfHttp(grpc.host));
     }
     WEIR_ASSIGN_OR_RETURN(
-        grpc_, GrpcServer::Start(admitted, executor_, *plane_, *calls_, events_, *authenticator_));
+        grpc_, GrpcServer::Start(admitted, executor_, *served_, *calls_, events_, *authenticator_));
+    if (election_ != nullptr) election_->Start(OwnAddress(grpc.host, http.host));
     Log(LogLevel::kInfo, "controller",
         StrCat(health_ == nullptr ? "" : StrCat("health on port ", health_->port(), ", "),
                "gRPC on ",
                grpc.host.empty() ? options_.listen_grpc : StrCat(grpc.host, ":", grpc_->port()),
-               ", HTTP on ", http.host, ":", rest_->port(), ", state in ", options_.state_file));
+               ", HTTP on ", http.host, ":", rest_->port(), ", state in ",
+               options_.store.empty() ? options_.state_file : options_.store));
     return OkStatus();
   }
 
@@ -219,6 +257,44 @@ class ControllerImpl : public Controller {
     return StrCat(tls_ == nullptr ? "http://" : "https://", named, ":", rest_->port());
   }
 
+  Status OpenStore() {
+    if (options_.store.empty()) {
+      WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
+      return OkStatus();
+    }
+    WEIR_ASSIGN_OR_RETURN(const EtcdOptions etcd, ReadEtcd(options_));
+    WEIR_RETURN_IF_ERROR(ReadAggregators(options_).status());  // before it is needed
+    WEIR_ASSIGN_OR_RETURN(const std::string identity, NewChallenge());
+    election_ = std::make_unique<EtcdElection>(ElectionOptions{.etcd = etcd, .identity = identity});
+    store_ = OpenEtcdStore(etcd, *election_);
+    return OkStatus();
+  }
+
+  Succession::Options SuccessionOptions() {
+    Succession::Options out{.fleet = options_.fleet};
+    if (!options_.policy_directory.empty()) {
+      // Policies must be known before the first decision; later changes come from the watcher.
+      out.prepare = [this](ControlPlane& plane) {
+        plane.fleet.OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
+      };
+    }
+    out.begin = [this] { return StartAggregators(); };
+    out.end = [this] {
+      (*served_)->fleet.sums().Use({}, nullptr);
+      gateway_.reset();
+    };
+    return out;
+  }
+
+  ControllerAddress OwnAddress(const std::string& grpc_host, const std::string& http_host) const {
+    ControllerAddress own{options_.advertise_grpc, options_.advertise_http};
+    if (own.grpc.empty()) {
+      own.grpc = grpc_host.empty() ? options_.listen_grpc : StrCat(grpc_host, ":", grpc_->port());
+    }
+    if (own.http.empty()) own.http = PageUrl(http_host);
+    return own;
+  }
+
   Status StartAggregators() {
     if (options_.aggregators.empty()) return OkStatus();
     WEIR_ASSIGN_OR_RETURN(GatewayOptions gateway, ReadAggregators(options_));
@@ -226,23 +302,26 @@ class ControllerImpl : public Controller {
     const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
     GatewayEvents events;
     events.state = [this](AggregatorReport said) {
-      executor_.Post([this, said = std::move(said)] { plane_->fleet.sums().OnReport(said); });
+      executor_.Post([this, said = std::move(said)] { (*served_)->fleet.sums().OnReport(said); });
     };
     events.answer = [this](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
-      executor_.Post(
-          [this, ask, answer = std::move(answer)] { plane_->fleet.OnLeaseAnswer(ask, answer); });
+      executor_.Post([this, ask, answer = std::move(answer)] {
+        (*served_)->fleet.OnLeaseAnswer(ask, answer);
+      });
     };
     WEIR_ASSIGN_OR_RETURN(gateway_, StartHttpGateway(std::move(gateway), std::move(events)));
-    plane_->fleet.sums().Use(aggregators, gateway_.get());
+    (*served_)->fleet.sums().Use(aggregators, gateway_.get());
     return OkStatus();
   }
 
   const ControllerOptions options_;
   std::unique_ptr<Authenticator> authenticator_;
-  std::unique_ptr<TlsFiles> tls_;  // of both listeners; null: plain text
+  std::unique_ptr<TlsFiles> tls_;           // of both listeners; null: plain text
+  std::unique_ptr<EtcdElection> election_;  // null: the state is this controller's alone
   std::unique_ptr<Store> store_;
   EventHub events_;
-  std::unique_ptr<ControlPlane> plane_;
+  std::unique_ptr<ServedPlane> served_;
+  std::unique_ptr<Succession> succession_;
   Executor executor_;
   std::unique_ptr<AuditTrail> audit_;
   std::unique_ptr<AdminCalls> calls_;

@@ -17,6 +17,14 @@ struct ControllerOptions {
   std::string listen_grpc = "127.0.0.1:7700";  // or unix:FILE
   std::string listen_http = "127.0.0.1:7780";
   std::string state_file = "./weir-state.db";
+  /// etcd://HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS: the state is there, and shared
+  /// with other controllers. Empty: it is in `state_file`.
+  std::string store;
+  std::string store_ca, store_cert, store_key;  // PEM files
+  std::string store_login_file;                 // a line USER:PASSWORD; empty: no login
+  /// Addresses of this controller's gRPC and HTTP that others are told. Empty: those of the
+  /// listeners.
+  std::string advertise_grpc, advertise_http;
   std::string policy_directory;  // empty: none
   std::string token_file;        // empty: no named principals
   std::string tls_cert, tls_key, tls_ca;

@@ -26,6 +26,26 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, weir::LogFlags
   app.add_option("--state", options.state_file, "SQLite file, or :memory:")
       ->type_name("FILE")
       ->capture_default_str();
+  app.add_option("--store", options.store,
+                 "etcd://HOST:PORT[,HOST:PORT...][/PREFIX], shared with controllers that stand by, "
+                 "instead of --state; etcds:// for TLS")
+      ->type_name("ADDRESS");
+  app.add_option("--store-ca", options.store_ca,
+                 "CA file (PEM) that signs etcd's certificates; the system's without")
+      ->type_name("FILE");
+  app.add_option("--store-cert", options.store_cert, "certificate file (PEM) shown to etcd")
+      ->type_name("FILE");
+  app.add_option("--store-key", options.store_key, "its key file (PEM)")->type_name("FILE");
+  app.add_option("--store-login-file", options.store_login_file,
+                 "file with a line USER:PASSWORD for etcd")
+      ->type_name("FILE");
+  app.add_option("--advertise-grpc", options.advertise_grpc,
+                 "host:port at which agents and weirctl reach this controller, for those that ask "
+                 "one that stands by; --listen-grpc without")
+      ->type_name("ADDRESS");
+  app.add_option("--advertise-http", options.advertise_http,
+                 "http(s)://host:port of its REST API, likewise")
+      ->type_name("URL");
   app.add_option("--policy", options.policy_directory,
                  "directory of policy files, reloaded when it changes")
       ->type_name("DIRECTORY");

@@ -95,6 +95,11 @@ Status StoreJournal::SaveJob(const JobView& job, double unix_s) {
   return store_.PutJob({job.name, ToJson(ToProto(job)), unix_s});
 }
 
+Status StoreJournal::ClaimPlan(const JobPlan& plan, std::string_view state, double unix_s) {
+  return store_.ClaimPlan(
+      {plan.job, plan.version, ToJson(ToProto(plan)), std::string(state), unix_s});
+}
+
 Status StoreJournal::SavePlan(const JobPlan& plan, std::string_view state, double unix_s) {
   return store_.PutPlan(
       {plan.job, plan.version, ToJson(ToProto(plan)), std::string(state), unix_s});

@@ -26,6 +26,7 @@ class StoreJournal : public FleetJournal {
   StatusOr<std::vector<KeptJob>> Jobs() override;
 
   Status SaveJob(const JobView& job, double unix_s) override;
+  Status ClaimPlan(const JobPlan& plan, std::string_view state, double unix_s) override;
   Status SavePlan(const JobPlan& plan, std::string_view state, double unix_s) override;
   std::optional<JobPlan> LoadPlan(const std::string& job, uint64_t version) override;
   StatusOr<uint64_t> HighestPlanVersion(const std::string& job) override;

@@ -372,6 +372,60 @@ TEST_F(AgentTest, ProvesItselfByCertificateAndTellsOfARenewalThatFailed) {
   }
 }
 
+// A standby names the leader, whose address the agent need not have been given.
+TEST_F(AgentTest, FindsTheLeaderOfSeveralControllersAndTheNextOne) {
+  FakeController dead, standby, first, second;
+  dead.Stop();
+  standby.StandBy(StrCat("127.0.0.1:", first.port()));
+  first.Lead(7);
+  options_.controller.controller = StrCat("127.0.0.1:", dead.port(), ",127.0.0.1:", standby.port());
+  options_.controller.credentials =
+      *MakeCredentialFactory({.controller = options_.controller.controller});
+  auto agent = Agent::Start(options_, RealClock());
+  ASSERT_TRUE(agent.ok()) << agent.status();
+  ASSERT_TRUE(first.Next(IsHello));
+  standby.StandBy(StrCat("127.0.0.1:", second.port()));
+  second.Lead(8);
+  first.Stop();
+  EXPECT_TRUE(second.Next(IsHello));
+}
+
+// It may not know yet that another one leads.
+TEST_F(AgentTest, LeavesAControllerThatLedBefore) {
+  FakeController former, present;
+  present.Lead(8);
+  former.StandBy("");
+  options_.controller.controller =
+      StrCat("127.0.0.1:", former.port(), ",127.0.0.1:", present.port());
+  options_.controller.credentials =
+      *MakeCredentialFactory({.controller = options_.controller.controller});
+  auto agent = Agent::Start(options_, RealClock());
+  ASSERT_TRUE(agent.ok()) << agent.status();
+  ASSERT_TRUE(present.Next(IsHeartbeat));
+  former.Lead(7);
+  present.StandBy("");
+  present.CloseStreams();
+  // It is asked, and left at its first message.
+  ASSERT_TRUE(former.Next(IsHello));
+  ASSERT_TRUE(former.Next(IsHello)) << "it was not left";
+  former.Lead(9);
+  EXPECT_TRUE(former.Next(IsHeartbeat));
+}
+
+TEST_F(AgentTest, AStandbyCannotSendItOffThisMachineInPlainText) {
+  FakeController standby, second;
+  standby.StandBy("192.0.2.1:7700");
+  options_.controller.controller =
+      StrCat("127.0.0.1:", standby.port(), ",127.0.0.1:", second.port());
+  options_.controller.credentials =
+      *MakeCredentialFactory({.controller = options_.controller.controller});
+  EXPECT_EQ(options_.controller.credentials.Permit("192.0.2.1:7700").code(),
+            StatusCode::kInvalidArgument);
+  auto agent = Agent::Start(options_, RealClock());
+  ASSERT_TRUE(agent.ok()) << agent.status();
+  EXPECT_TRUE(second.Next(IsHello));
+}
+
 TEST_F(AgentTest, ServesRanksWithoutAnyController) {
   auto agent = Agent::Start(options_, RealClock());
   ASSERT_TRUE(agent.ok()) << agent.status();

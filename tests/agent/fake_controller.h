@@ -28,6 +28,26 @@ class FakeController : public v1::AgentService::Service {
   }
   ~FakeController() override { Stop(); }
 
+  /// Refuses streams from now on, as one that stands by does; it names `leader` unless that is
+  /// empty.
+  void StandBy(const std::string& leader) {
+    MutexLock lock(mutex_);
+    standby_ = true;
+    leader_ = leader;
+  }
+  /// Says that it leads in that term.
+  void Lead(uint64_t term) {
+    MutexLock lock(mutex_);
+    standby_ = false;
+    term_ = term;
+  }
+
+  /// Ends the stream that was opened last.
+  void CloseStreams() {
+    MutexLock lock(mutex_);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
   /// Ends every stream and the server, as a crash would.
   void Stop() {
     if (server_) server_->Shutdown(std::chrono::system_clock::now());
@@ -57,13 +77,20 @@ class FakeController : public v1::AgentService::Service {
     welcome.mutable_welcome()->set_heartbeat_interval_s(0.1);
     {
       MutexLock lock(mutex_);
+      if (standby_) {
+        if (!leader_.empty()) context->AddTrailingMetadata("weir-leader", leader_);
+        return grpc::Status(grpc::StatusCode::UNAVAILABLE, "this controller stands by");
+      }
+      if (term_ > 0) context->AddInitialMetadata("weir-term", std::to_string(term_));
       stream->Write(welcome);
       stream_ = stream;
+      context_ = context;
     }
     v1::AgentMessage message;
     while (stream->Read(&message)) said_.PushDroppingOldest(message);
     MutexLock lock(mutex_);
     if (stream_ == stream) stream_ = nullptr;
+    if (context_ == context) context_ = nullptr;
     return grpc::Status::OK;
   }
 
@@ -71,6 +98,10 @@ class FakeController : public v1::AgentService::Service {
   std::unique_ptr<grpc::Server> server_;
   BoundedQueue<v1::AgentMessage> said_{10000};
   Mutex mutex_;
+  bool standby_ WEIR_GUARDED_BY(mutex_) = false;
+  std::string leader_ WEIR_GUARDED_BY(mutex_);
+  uint64_t term_ WEIR_GUARDED_BY(mutex_) = 0;
+  grpc::ServerContext* context_ WEIR_GUARDED_BY(mutex_) = nullptr;
   Stream* stream_ WEIR_GUARDED_BY(mutex_) = nullptr;
 };
 

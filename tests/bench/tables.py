@@ -364,9 +364,27 @@ CONVERGENCE = Table(("task", "schedule"), [
     ("Weir / best static", weir_over("static", 1.05)), ("Weir / bf16", weir_over("bf16", 0.6)),
     ("final loss / dense", quality)], trained, ("Weir / best static", weir_over("static", 1.05)))
 
+
+def failovers(rows):
+    """Figures of each way in which a leader was lost."""
+    return {(row["way"].replace("_", " "),): row for row in rows if "runs" in row}
+
+
+def goal_seconds(row):
+    text = f"{row['ready_s_max']:.1f} s"
+    return text if row["ready_s_max"] <= row["goal_s"] else f"**{text}**"
+
+
+FAILOVER = Table(("leader",), [
+    ("runs", lambda r: str(r["runs"])), ("another leads, median", lambda r: f"{r['leader_s_median']:.1f} s"),
+    ("agents and ranks there, median", lambda r: f"{r['ready_s_median']:.1f} s"), ("worst", goal_seconds),
+    ("within 5 s", lambda r: f"{r['within_goal']} of {r['runs']}"),
+    ("a pin stored, worst", lambda r: f"{r['pinned_s_max']:.1f} s")], failovers, ("worst", goal_seconds))
+
 TABLES = {"demo": DEMO, "demo_quick": DEMO, "loopback": CONTEST, "hosts": CONTEST, "links": LINKS, "codecs": CODECS,
           "compressed": COMPRESSED, "decisions": DECISIONS, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS, "wire": GOOGLE, "nccl_plugin": GOOGLE,
-          "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE}
+          "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE,
+          "failover": FAILOVER}
 
 
 def summary():

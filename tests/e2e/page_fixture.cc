@@ -51,17 +51,18 @@ class Fixture {
     }
     WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(":memory:"));
     clock_.StartBefore(120);
-    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+    served_.Replace(std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_), 1);
+    plane_ = served_.get();
     v1::ApplyPolicyRequest policy;
     policy.set_source("name: lm-bounds\njobs: [\"lm*\"]\nbounds:\n  gain_min: 0.2\n");
     policy.set_actor("fixture");
     v1::ApplyPolicyResponse applied;
     WEIR_RETURN_IF_ERROR(plane_->admin.ApplyPolicy(policy, &applied));
     audit_ = std::make_unique<AuditTrail>(*store_);
-    calls_ = std::make_unique<AdminCalls>(executor_, plane_->admin, *audit_, *authenticator_);
+    calls_ = std::make_unique<AdminCalls>(executor_, served_, *audit_, *authenticator_);
     executor_.Start([] {});
-    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start(options, executor_, plane_->admin, *calls_,
-                                                   events_, *authenticator_));
+    WEIR_ASSIGN_OR_RETURN(
+        rest_, RestServer::Start(options, executor_, served_, *calls_, events_, *authenticator_));
     return OkStatus();
   }
   ~Fixture() {
@@ -206,7 +207,8 @@ class Fixture {
   std::unique_ptr<AdminCalls> calls_;
   std::unique_ptr<Authenticator> authenticator_ = std::make_unique<Authenticator>();
   std::unique_ptr<Store> store_;
-  std::unique_ptr<ControlPlane> plane_;
+  ServedPlane served_;
+  ControlPlane* plane_ = nullptr;
   Executor executor_;
   FakeCluster cluster_{kWorld, clock_};
   std::vector<std::shared_ptr<FakeAgent>> spares_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/server/grpc/admin_service.h"
 
+#include "controller/server/grpc/agent_service.h"
 #include "controller/server/grpc/caller.h"
 #include "controller/server/grpc/grpc_status.h"
 #include "controller/server/rest/routes.h"
@@ -38,6 +39,20 @@ class UnaryReactor : public grpc::ServerUnaryReactor {
   const Origin from_;
   const TimePoint began_;
 };
+
+// The answer of one of several controllers says which of them leads.
+void TellStanding(const ServedPlane& served, grpc::CallbackServerContext* context) {
+  if (!served.shared()) return;
+  const LeadershipView view = served.view();
+  context->AddTrailingMetadata(kStandingMetadata, served.acts() ? "leader" : "standby");
+  if (view.leader.has_value()) context->AddTrailingMetadata(kLeaderMetadata, view.leader->grpc);
+  // Metadata are lines of printable characters.
+  std::string why = view.store.ok() ? "" : Message(view.store).substr(0, 400);
+  for (char& c : why) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  if (!why.empty()) context->AddTrailingMetadata(kStoreMetadata, why);
+}
 
 class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
  public:
@@ -137,6 +152,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
     auto* reactor = new UnaryReactor(access_, #method, credentials.origin());                     \
     const Route& route = RouteOf(#method);                                                        \
     auto caller = calls_.Admit(credentials, route, *request);                                     \
+    TellStanding(calls_.served(), context);                                                       \
     if (!caller.ok()) {                                                                           \
       reactor->End(nullptr, caller.status());                                                     \
       return reactor;                                                                             \
@@ -158,6 +174,7 @@ grpc::ServerWriteReactor<v1::Event>* AdminServiceImpl::Watch(grpc::CallbackServe
                                                              const v1::WatchRequest* request) {
   auto* reactor = new WatchReactor(events_);
   const auto caller = calls_.Admit(CredentialsOf(context, local_), RouteOf("Watch"), *request);
+  TellStanding(calls_.served(), context);
   if (caller.ok()) {
     reactor->Begin(*request);
   } else {

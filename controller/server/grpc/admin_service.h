@@ -11,6 +11,11 @@
 
 namespace weir {
 
+/// Trailing metadata of every answer of controllers that share a store, with kLeaderMetadata:
+/// "leader" or "standby"; and why the store cannot be used, where it cannot.
+inline constexpr const char* kStandingMetadata = "weir-standing";
+inline constexpr const char* kStoreMetadata = "weir-store";
+
 /// All referenced objects must outlive the server that carries it.
 class AdminServiceImpl : public v1::AdminService::CallbackService {
  public:

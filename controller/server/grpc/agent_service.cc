@@ -5,6 +5,7 @@
 
 #include <deque>
 
+#include "controller/server/fleet_mapping.h"
 #include "controller/server/grpc/caller.h"
 #include "controller/server/grpc/grpc_status.h"
 
@@ -19,11 +20,16 @@ using Reactor = grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>
 // with the stream.
 class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamLink> {
  public:
-  explicit StreamLink(Reactor* reactor) : reactor_(reactor) {}
+  StreamLink(Reactor* reactor, const ServedPlane& served) : reactor_(reactor), served_(served) {}
 
   bool Send(const AgentOrder& order) override {
+    const Status acting = served_.RequireActing();  // also if the process has just woken up
     MutexLock lock(mutex_);
     if (finishing_) return false;
+    if (!acting.ok()) {
+      FinishLocked(acting);
+      return false;
+    }
     if (queue_.size() >= AgentServiceImpl::kWriteQueueMax) {
       FinishLocked(ResourceExhausted(
           StrCat("the agent is slow: ", queue_.size(), " messages wait for it, the most allowed")));
@@ -102,6 +108,7 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
 
   Mutex mutex_;
   Reactor* const reactor_;  // alive until Finish has been called and reported
+  const ServedPlane& served_;
   std::deque<v1::ControllerMessage> queue_ WEIR_GUARDED_BY(mutex_);
   bool writing_ WEIR_GUARDED_BY(mutex_) = false;
   bool finishing_ WEIR_GUARDED_BY(mutex_) = false;
@@ -114,13 +121,15 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
 
 class AgentStream : public Reactor {
  public:
-  AgentStream(Executor& executor, AgentApi& agents, AdminCalls& calls, const Origin& from,
-              const StatusOr<Caller>& caller)
+  AgentStream(Executor& executor, ServedPlane& served, AdminCalls& calls, const Origin& from,
+              const StatusOr<Caller>& caller, const Status& acting)
       : executor_(executor),
-        agents_(agents),
+        served_(served),
         calls_(calls),
-        link_(std::make_shared<StreamLink>(this)) {
-    if (caller.ok()) {
+        link_(std::make_shared<StreamLink>(this, served)) {
+    if (caller.ok() && !acting.ok()) {
+      link_->Close(acting);
+    } else if (caller.ok()) {
       caller_ = std::make_shared<const Caller>(*caller);
       link_->ReadNext(&incoming_);
     } else {
@@ -148,10 +157,13 @@ class AgentStream : public Reactor {
     incoming_.Clear();
     v1::AgentMessage* const next = &incoming_;
     const bool posted = executor_.Post(
-        [link = link_, caller = caller_, message, next, &agents = agents_, &calls = calls_] {
-          const Status status = agents.OnMessage(link, *message);
+        [link = link_, caller = caller_, message, next, &served = served_, &calls = calls_] {
+          const Status acting = served.RequireActing();
+          const Status status = acting.ok() ? served->agents.OnMessage(link, *message) : acting;
           if (status.ok()) {
             link->ReadNext(next);
+          } else if (!acting.ok()) {
+            link->Close(acting);
           } else {
             const std::string node = message->has_hello() ? message->hello().node() : "";
             calls.Refuse(caller.get(), caller->from, kConnect, node, status);
@@ -165,13 +177,13 @@ class AgentStream : public Reactor {
   void OnCancel() override { link_->Close(MakeStatus(StatusCode::kCancelled, "cancelled")); }
 
   void OnDone() override {
-    executor_.Post([link = link_, &agents = agents_] { agents.OnClosed(link); });
+    executor_.Post([link = link_, &served = served_] { served->agents.OnClosed(link); });
     delete this;
   }
 
  private:
   Executor& executor_;
-  AgentApi& agents_;
+  ServedPlane& served_;
   AdminCalls& calls_;
   std::shared_ptr<const Caller> caller_;  // null: unknown, and the stream ends
   const std::shared_ptr<StreamLink> link_;
@@ -182,8 +194,17 @@ class AgentStream : public Reactor {
 
 Reactor* AgentServiceImpl::Connect(grpc::CallbackServerContext* context) {
   const Credentials credentials = CredentialsOf(context, local_);
-  return new AgentStream(executor_, agents_, calls_, credentials.origin(),
-                         authenticator_.Identify(credentials));
+  const auto caller = authenticator_.Identify(credentials);
+  const Status acting = served_.RequireActing();
+  if (served_.shared() && acting.ok()) {
+    context->AddInitialMetadata(kTermMetadata, std::to_string(served_.term()));
+  } else if (caller.ok() && !acting.ok()) {
+    const LeadershipView view = served_.view();
+    if (view.leader.has_value() && !view.leads) {
+      context->AddTrailingMetadata(kLeaderMetadata, view.leader->grpc);
+    }
+  }
+  return new AgentStream(executor_, served_, calls_, credentials.origin(), caller, acting);
 }
 
 }  // namespace weir

@@ -6,16 +6,21 @@
 #include <memory>
 
 #include "controller/server/admin_calls.h"
-#include "controller/server/agent_api.h"
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/executor.h"
 #include "controller/server/grpc/local_callers.h"
+#include "controller/server/served_plane.h"
 #include "weir/v1/agent.grpc.pb.h"
 
 namespace weir {
 
-/// The callback service. A stream may only name a node that its caller speaks for (RequireNode).
-/// All referenced objects must outlive the server that carries it.
+/// Initial metadata of an agent's stream: the term of the leader, which grows from one to the next.
+inline constexpr const char* kTermMetadata = "weir-term";
+/// Trailing metadata of what a standby refuses: where gRPC of the leader is.
+inline constexpr const char* kLeaderMetadata = "weir-leader";
+
+/// The callback service. Only a leader takes streams. A stream may only name a node that its caller
+/// speaks for (RequireNode). All referenced objects must outlive the server that carries it.
 class AgentServiceImpl : public v1::AgentService::CallbackService {
  public:
   /// Messages waiting for one slow agent; beyond it the stream ends and the agent starts afresh.
@@ -24,10 +29,10 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
   /// Messages of one stream within a second; the next ones are read later.
   static constexpr int kMessagesPerSecondMax = 10000;
 
-  AgentServiceImpl(Executor& executor, AgentApi& agents, AdminCalls& calls,
+  AgentServiceImpl(Executor& executor, ServedPlane& served, AdminCalls& calls,
                    Authenticator& authenticator, const LocalCallers& local)
       : executor_(executor),
-        agents_(agents),
+        served_(served),
         calls_(calls),
         authenticator_(authenticator),
         local_(local) {}
@@ -37,7 +42,7 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
 
  private:
   Executor& executor_;
-  AgentApi& agents_;
+  ServedPlane& served_;
   AdminCalls& calls_;
   Authenticator& authenticator_;
   const LocalCallers& local_;

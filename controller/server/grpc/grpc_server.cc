@@ -30,11 +30,12 @@ class WithoutReflection : public grpc::ServerBuilderOption {
 
 class GrpcServerImpl : public GrpcServer {
  public:
-  GrpcServerImpl(Executor& executor, ControlPlane& plane, AdminCalls& calls, EventHub& events,
+  GrpcServerImpl(Executor& executor, ServedPlane& served, AdminCalls& calls, EventHub& events,
                  Authenticator& authenticator, const GrpcOptions& options)
       : local_(options.local, options.others, options.host),
-        agents_(executor, plane.agents, calls, authenticator, local_),
-        admin_(executor, calls, events, local_, options.access) {}
+        agents_(executor, served, calls, authenticator, local_),
+        admin_(executor, calls, events, local_, options.access),
+        ping_interval_min_(served.shared() ? kGrpcPingIntervalMinShared : kGrpcPingIntervalMin) {}
 
   ~GrpcServerImpl() override { Stop(Duration(0)); }
 
@@ -54,7 +55,7 @@ class GrpcServerImpl : public GrpcServer {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kGrpcKeepaliveTimeout));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                               Milliseconds(kGrpcPingIntervalMin));
+                               Milliseconds(ping_interval_min_));
     // If two controllers shared a port, each would see half of the agents.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.RegisterService(&agents_);
@@ -86,6 +87,7 @@ class GrpcServerImpl : public GrpcServer {
   LocalCallers local_;
   AgentServiceImpl agents_;
   AdminServiceImpl admin_;
+  const Duration ping_interval_min_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
 };
@@ -93,11 +95,11 @@ class GrpcServerImpl : public GrpcServer {
 }  // namespace
 
 StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& options,
-                                                        Executor& executor, ControlPlane& plane,
+                                                        Executor& executor, ServedPlane& served,
                                                         AdminCalls& calls, EventHub& events,
                                                         Authenticator& authenticator) {
   auto server =
-      std::make_unique<GrpcServerImpl>(executor, plane, calls, events, authenticator, options);
+      std::make_unique<GrpcServerImpl>(executor, served, calls, events, authenticator, options);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

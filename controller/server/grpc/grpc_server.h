@@ -7,10 +7,10 @@
 
 #include "controller/server/admin_calls.h"
 #include "controller/server/auth/authenticator.h"
-#include "controller/server/control_plane.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 #include "controller/server/grpc/local_callers.h"
+#include "controller/server/served_plane.h"
 #include "deploy/program/http/access_log.h"
 
 namespace weir {
@@ -35,6 +35,9 @@ inline constexpr Duration kGrpcKeepaliveTimeout = std::chrono::seconds(10);
 /// Clients may ping this often, with or without open calls. A client that pings more often three
 /// times gets "too many pings" and is disconnected. Agents ping every 30 s.
 inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
+/// Where several controllers share a store: agents of several controllers ping every 1.5 s, so that
+/// they leave a leader that has stopped.
+inline constexpr Duration kGrpcPingIntervalMinShared = std::chrono::seconds(1);
 
 /// Calls that may be open on one connection at a time.
 inline constexpr int kGrpcStreamsMax = 100;
@@ -43,7 +46,7 @@ class GrpcServer {
  public:
   /// kUnavailable: the address is in use. All references must outlive the server.
   static StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options, Executor& executor,
-                                                     ControlPlane& plane, AdminCalls& calls,
+                                                     ServedPlane& served, AdminCalls& calls,
                                                      EventHub& events,
                                                      Authenticator& authenticator);
   virtual ~GrpcServer() = default;

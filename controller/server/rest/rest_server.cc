@@ -83,11 +83,11 @@ std::vector<StoredFile> StoreFiles() {
 
 class HttplibRestServer : public RestServer {
  public:
-  HttplibRestServer(RestOptions options, Executor& executor, AdminApi& admin, AdminCalls& calls,
+  HttplibRestServer(RestOptions options, Executor& executor, ServedPlane& served, AdminCalls& calls,
                     EventHub& events, Authenticator& authenticator)
       : options_(std::move(options)),
         executor_(executor),
-        admin_(admin),
+        served_(served),
         calls_(calls),
         events_(events),
         authenticator_(authenticator) {}
@@ -154,6 +154,7 @@ class HttplibRestServer : public RestServer {
     }
     if (path.starts_with("/v1")) {
       response.set_header("Cache-Control", "no-store");
+      TellLeader(response);
       const Status status =
           path == "/v1/session" ? SessionCall(request, response) : Api(request, path, response);
       if (!status.ok()) SendError(status, response);
@@ -165,9 +166,10 @@ class HttplibRestServer : public RestServer {
       return;
     }
     if (path == "/healthz" || path == "/readyz") {
-      const Status well = path == "/healthz" ? executor_.Alive() : CheckReady(executor_, admin_);
+      const Status well = path == "/healthz" ? executor_.Alive() : CheckReady(executor_, served_);
       if (!well.ok()) return SendError(well, response);
-      SendText(request, "ok\n", "text/plain", response);
+      const bool waits = path == "/readyz" && served_.shared() && !served_.acts();
+      SendText(request, waits ? "ok, standing by\n" : "ok\n", "text/plain", response);
     } else if (path == "/openapi.json") {
       SendText(request, OpenApiDocument({options_.version, port(), options_.local.role}),
                "application/json", response);
@@ -186,6 +188,13 @@ class HttplibRestServer : public RestServer {
                          .fetch_site = request.get_header_value("Sec-Fetch-Site"),
                          .content_type = request.get_header_value("Content-Type")},
                         {.loopback = IsLoopback(options_.host), .hosts = options_.names});
+  }
+
+  // Answers of a standby name the leader.
+  void TellLeader(httplib::Response& response) const {
+    if (!served_.shared() || served_.acts()) return;
+    const LeadershipView view = served_.view();
+    if (view.leader.has_value()) response.set_header("Weir-Leader", view.leader->http);
   }
 
   // Browsers send cookies to every port of a host, so the name has the port.
@@ -283,11 +292,12 @@ class HttplibRestServer : public RestServer {
     std::optional<TlsHealth> tls;
     if (options_.tls != nullptr) tls = options_.tls->Health();
     auto text = std::make_shared<std::string>();
-    const Status status = executor_.Call([text, tls, admin = &admin_] {
-      *text = admin->MetricsText(tls);
+    const Status status = executor_.Call([text, tls, served = &served_] {
+      *text = (*served)->admin.MetricsText(tls);
       return OkStatus();
     });
     if (!status.ok()) return SendError(status, response);
+    *text += served_.MetricsText();
     SendText(request, std::move(*text), "text/plain; version=0.0.4; charset=utf-8", response);
   }
 
@@ -424,7 +434,7 @@ class HttplibRestServer : public RestServer {
 
   const RestOptions options_;
   Executor& executor_;
-  AdminApi& admin_;
+  ServedPlane& served_;
   AdminCalls& calls_;
   EventHub& events_;
   Authenticator& authenticator_;
@@ -436,15 +446,17 @@ class HttplibRestServer : public RestServer {
 
 }  // namespace
 
-Status CheckReady(Executor& executor, AdminApi& admin) {
-  return executor.Call([&admin] { return admin.Ready(); }, kReadyMax);
+Status CheckReady(Executor& executor, ServedPlane& served) {
+  // A standby is ready when it knows the leader: it may then receive agents and tell them.
+  if (!served.acts()) return served.RequireLeaderKnown();
+  return executor.Call([&served] { return served->admin.Ready(); }, kReadyMax);
 }
 
 StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,
-                                                        AdminApi& admin, AdminCalls& calls,
+                                                        ServedPlane& served, AdminCalls& calls,
                                                         EventHub& events,
                                                         Authenticator& authenticator) {
-  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, admin, calls,
+  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, served, calls,
                                                     events, authenticator);
   WEIR_RETURN_IF_ERROR(server->Listen());
   return std::unique_ptr<RestServer>(std::move(server));

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "controller/server/admin_api.h"
 #include "controller/server/admin_calls.h"
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
+#include "controller/server/served_plane.h"
 #include "deploy/program/http/http_server.h"
 
 namespace weir {
@@ -33,7 +33,7 @@ struct RestOptions {
 
 /// Whether the controller can answer and store something. kUnavailable or kDeadlineExceeded (2 s):
 /// not now. Thread-safe.
-Status CheckReady(Executor& executor, AdminApi& admin);
+Status CheckReady(Executor& executor, ServedPlane& served);
 
 /// Bounds: HttpLimits, 1 MiB a body, 12 event streams, 10 s of silence before an event stream gets
 /// a comment line.
@@ -45,7 +45,7 @@ class RestServer {
   /// Listens and serves on its own threads. kUnavailable: the address is in use. All references
   /// must outlive the server.
   static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
-                                                     AdminApi& admin, AdminCalls& calls,
+                                                     ServedPlane& served, AdminCalls& calls,
                                                      EventHub& events,
                                                      Authenticator& authenticator);
   virtual ~RestServer() = default;

@@ -11,7 +11,8 @@ namespace weir {
 namespace {
 
 constexpr Duration kReadPause = std::chrono::seconds(1);  // after a read that failed
-constexpr size_t kPendingMax = 64;                        // nodes and jobs that wait for a flush
+constexpr Duration kReadWithoutQuorum = std::chrono::milliseconds(300);
+constexpr size_t kPendingMax = 64;  // nodes and jobs that wait for a flush
 
 size_t BytesOf(const EtcdOperation& operation) {
   const auto* put = std::get_if<EtcdPut>(&operation);
@@ -101,6 +102,12 @@ Status EtcdAccess::Commit(const std::vector<EtcdOperation>& group) {
   return FailedPrecondition(StrCat("etcd has ended the lease of this controller's term ", term_));
 }
 
+// While etcd is known not to answer, a standby asks whether some member can be read, and no more.
+TimePoint EtcdAccess::ReadUntil() const {
+  const bool expected = leads() || leadership_.view().store.ok();
+  return RealClock().Now() + (expected ? kEtcdCallMax : kReadWithoutQuorum);
+}
+
 Status EtcdAccess::BeginRead() {
   if (!read_failed_.ok() && RealClock().Now() < read_again_) return read_failed_;
   return leads() ? Flush() : OkStatus();
@@ -117,7 +124,7 @@ StatusOr<T> EtcdAccess::Noted(StatusOr<T> answer) {
 StatusOr<EtcdRows> EtcdAccess::Read(EtcdRange range) {
   WEIR_RETURN_IF_ERROR(BeginRead());
   range.serializable = !leads();
-  return Noted(client_.Range(range, RealClock().Now() + kEtcdCallMax));
+  return Noted(client_.Range(range, ReadUntil()));
 }
 
 StatusOr<uint64_t> EtcdAccess::DatabaseBytes() {
@@ -130,7 +137,7 @@ StatusOr<uint64_t> EtcdAccess::DatabaseBytes() {
 StatusOr<std::vector<EtcdRow>> EtcdAccess::ReadAll(EtcdRange range) {
   WEIR_RETURN_IF_ERROR(BeginRead());
   range.serializable = !leads();
-  return Noted(client_.RangeAll(std::move(range), RealClock().Now() + kEtcdCallMax));
+  return Noted(client_.RangeAll(std::move(range), ReadUntil()));
 }
 
 StatusOr<std::vector<EtcdRows>> EtcdAccess::ReadEach(const std::vector<EtcdRange>& ranges) {
@@ -140,8 +147,7 @@ StatusOr<std::vector<EtcdRows>> EtcdAccess::ReadEach(const std::vector<EtcdRange
     range.serializable = !leads();
     asked.push_back(std::move(range));
   }
-  WEIR_ASSIGN_OR_RETURN(EtcdOutcome answer,
-                        Noted(client_.Commit({}, asked, {}, RealClock().Now() + kEtcdCallMax)));
+  WEIR_ASSIGN_OR_RETURN(EtcdOutcome answer, Noted(client_.Commit({}, asked, {}, ReadUntil())));
   return std::move(answer.answers);
 }
 

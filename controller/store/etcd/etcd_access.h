@@ -48,6 +48,7 @@ class EtcdAccess {
  private:
   Status Commit(const std::vector<EtcdOperation>& group);
   Status BeginRead();
+  TimePoint ReadUntil() const;
   template <typename T>
   StatusOr<T> Noted(StatusOr<T> answer);
 

@@ -140,6 +140,23 @@ TEST(DoctorTest, HealthyFleetHasNothingToMend) {
   EXPECT_EQ(With(found, "2 directed links").verdict, Verdict::kOk);
 }
 
+TEST(DoctorTest, OfSeveralControllersTheLeaderIsJudgedAndAMissingOneFails) {
+  FleetFacts facts = HealthyFleet();
+  facts.standing = {.shared = true, .leads = true, .leader = "a:7700"};
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "it leads").verdict, Verdict::kOk);
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kFail), 0);
+  // A standby's copy has no connected agent; that is no news.
+  facts.nodes.mutable_nodes(0)->set_connected(false);
+  facts.standing = {.shared = true, .leader = "a:7700"};
+  auto found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(With(found, "the leader at a:7700 does not answer").verdict, Verdict::kFail);
+  EXPECT_EQ(Count(found, Verdict::kFail), 1);
+  facts.standing = {.shared = true, .store = "no etcd member answers"};
+  found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(With(found, "store cannot be used: no etcd member answers").verdict, Verdict::kFail);
+  EXPECT_EQ(With(found, "no controller leads").verdict, Verdict::kFail);
+}
+
 TEST(DoctorTest, VersionSkewNamesWhoIsOlder) {
   FleetFacts facts = HealthyFleet();
   facts.nodes.mutable_nodes(1)->set_agent_version("1.1");

@@ -34,15 +34,15 @@ TEST(RestServerTest, StopsBeforeItsThreadHasRun) {
   const auto store = OpenSqliteStore(":memory:");
   ASSERT_TRUE(store.ok()) << ToString(store.status());
   EventHub events;
-  ControlPlane plane({}, RealClock(), **store, events);
+  ServedPlane served(std::make_unique<ControlPlane>(FleetOptions{}, RealClock(), **store, events));
   Executor executor;
   Authenticator anyone;
   AuditTrail audit(**store);
-  AdminCalls calls(executor, plane.admin, audit, anyone);
+  AdminCalls calls(executor, served, audit, anyone);
   bool alone = false;
   std::thread runner([&] {  // a separate thread, so that core and priority end with it
     alone = RunBeforeOthers();
-    auto server = RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, plane.admin, calls,
+    auto server = RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, served, calls,
                                     events, anyone);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     (*server)->Stop();
@@ -60,7 +60,7 @@ class RestAnswersTest : public testing::Test {
     executor_.Start([] {});
     auto server =
         RestServer::Start({.host = "127.0.0.1", .port = 0, .local = {.role = Role::kAdmin}},
-                          executor_, plane_.admin, calls_, events_, anyone_);
+                          executor_, served_, calls_, events_, anyone_);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     server_ = std::move(*server);
   }
@@ -78,11 +78,12 @@ class RestAnswersTest : public testing::Test {
 
   EventHub events_;
   std::unique_ptr<Store> store_ = std::move(*OpenSqliteStore(":memory:"));
-  ControlPlane plane_{{}, RealClock(), *store_, events_};
+  ServedPlane served_{
+      std::make_unique<ControlPlane>(FleetOptions{}, RealClock(), *store_, events_)};
   Executor executor_;
   Authenticator anyone_;
   AuditTrail audit_{*store_};
-  AdminCalls calls_{executor_, plane_.admin, audit_, anyone_};
+  AdminCalls calls_{executor_, served_, audit_, anyone_};
   std::unique_ptr<RestServer> server_;
 };
 
