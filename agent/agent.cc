@@ -278,6 +278,7 @@ void Agent::Handle(ControllerUp& event) {
   generation_ = event.generation;
   welcomed_ = false;
   Apply(subscription_.OnControllerConnected());
+  welcomed_ = false;
   next_heartbeat_ = clock_.Now() + heartbeat_interval_;
 }
 
@@ -303,6 +304,7 @@ void Agent::Handle(ControllerSaid& event) {
       const v1::Welcome& welcome = event.message.welcome();
       heartbeat_interval_ = FromSeconds(
           Bounded(welcome.heartbeat_interval_s(), ToSeconds(kHeartbeatDefault), 0.1, 300));
+      welcomed_ = true;
       next_heartbeat_ = clock_.Now();
       if (welcomed_) break;
       welcomed_ = true;
@@ -532,7 +534,8 @@ void Agent::Tick() {
   last_tick_ = now;
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + heartbeat_interval_;
-    if (generation_ != 0) SendHeartbeat();
+    // A heartbeat overtakes other messages, and the greeting has to come first.
+    if (generation_ != 0 && welcomed_) SendHeartbeat();
   }
   if (now >= next_metrics_) {
     next_metrics_ = now + kMetricsInterval;
@@ -553,7 +556,7 @@ void Agent::SendHeartbeat() {
   v1::AgentMessage up;
   last_heartbeat_unix_s_ = clock_.UnixSeconds();
   up.mutable_heartbeat()->set_unix_s(last_heartbeat_unix_s_);
-  SendToController(std::move(up), Tier::kTelemetry);
+  SendToController(std::move(up), Tier::kSignOfLife);
   if (std::optional<v1::NcclSummary> summary = nccl_.Summary()) {
     v1::AgentMessage nccl;
     *nccl.mutable_nccl() = *std::move(summary);

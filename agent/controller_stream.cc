@@ -5,6 +5,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -20,10 +21,24 @@ namespace weir::agent {
 namespace {
 
 constexpr int kReceiveBytesMax = 8 << 20;
+constexpr const char* kRetryAfter = "weir-retry-after-ms";  // trailing metadata, see agent.proto
+constexpr int64_t kRetryAfterMaxMs = 120'000;
 constexpr Duration kConnectSlice = std::chrono::milliseconds(100);  // the longest delay of a stop
 
 int Milliseconds(Duration duration) {
   return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
+
+// How long a busy controller asks to wait; zero: it does not.
+Duration RetryAfter(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find(kRetryAfter);
+  if (found == trailers.end()) return Duration::zero();
+  int64_t milliseconds = 0;
+  const char* const end = found->second.data() + found->second.size();
+  const auto [parsed, error] = std::from_chars(found->second.data(), end, milliseconds);
+  if (error != std::errc() || parsed != end) return Duration::zero();
+  return std::chrono::milliseconds(std::clamp<int64_t>(milliseconds, 0, kRetryAfterMaxMs));
 }
 
 }  // namespace
@@ -79,17 +94,22 @@ void ControllerStream::Run(const std::stop_token& stop) {
   TimePoint lost_at = clock_.Now();
   size_t tried = 0;  // since the last pause
   while (!stop.stop_requested()) {
-    bool was_connected = false;
     led_here_ = !leader_.empty();
     target_ = led_here_ ? std::exchange(leader_, "") : controllers_[next_++ % controllers_.size()];
-    const Status ended = RunOnce(stop, &was_connected);
+    const Ended ended = RunOnce(stop);
     if (stop.stop_requested()) return;
-    if (was_connected) {
+    if (ended.pause > Duration::zero()) {
+      // It has said when, and gives every agent a time of its own.
+      leader_ = target_;
+      Pause(stop, ended.pause);
+      continue;
+    }
+    if (ended.was_connected) {
       back_off = options_.back_off_min;
       lost_at = clock_.Now();
       last_failures.clear();
-    } else if (std::string& last = last_failures[target_]; Message(ended) != last) {
-      last = Message(ended);  // logged once, not at every attempt
+    } else if (std::string& last = last_failures[target_]; Message(ended.why) != last) {
+      last = Message(ended.why);  // logged once, not at every attempt
       Log(LogLevel::kWarning, "agent", StrCat("controller ", target_, ": ", last));
     }
     // A standby has named the leader, or another controller may be it.
@@ -150,8 +170,11 @@ StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
   return call;
 }
 
-Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connected) {
-  WEIR_ASSIGN_OR_RETURN(const std::unique_ptr<Call> call, Open(stop));
+ControllerStream::Ended ControllerStream::RunOnce(const std::stop_token& stop) {
+  const StatusOr<std::unique_ptr<Call>> opened = Open(stop);
+  if (!opened.ok()) return {opened.status()};
+  const std::unique_ptr<Call>& call = *opened;
+  Ended ended;
   const uint64_t generation = ++connections_;
   {
     MutexLock lock(mutex_);
@@ -166,9 +189,9 @@ Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connecte
   v1::ControllerMessage message;
   Status stale;
   while (call->stream->Read(&message)) {
-    if (!*was_connected) stale = CheckTerm(*call);
+    if (!ended.was_connected) stale = CheckTerm(*call);
     if (!stale.ok()) break;
-    *was_connected = true;  // a message shows that there is a controller, not only a listener
+    ended.was_connected = true;  // only a controller says anything
     handler_.OnControllerMessage(generation, std::move(message));
     message.Clear();
   }
@@ -196,8 +219,10 @@ Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connecte
           ? "it did not read fast enough; starting over with the whole state"
           : StrCat("stream ended: ", finished.error_message().empty() ? "closed by the controller"
                                                                       : finished.error_message());
+  if (!ended.was_connected) ended.pause = RetryAfter(call->context);
   handler_.OnControllerLost(generation, reason, std::move(unsent));
-  return Unavailable(reason);
+  ended.why = Unavailable(reason);
+  return ended;
 }
 
 // The term of a leader, among several controllers: one that led before may not know yet that it

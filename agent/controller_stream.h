@@ -73,7 +73,12 @@ class ControllerStream {
  private:
   struct Call;  // one connection's gRPC objects
   void Run(const std::stop_token& stop);
-  Status RunOnce(const std::stop_token& stop, bool* was_connected);
+  struct Ended {
+    Status why;
+    bool was_connected = false;  // to a controller, not only to a listener
+    Duration pause{};            // that the controller asks for; zero: it does not
+  };
+  Ended RunOnce(const std::stop_token& stop);
   StatusOr<std::unique_ptr<Call>> Open(const std::stop_token& stop);
   Status CheckTerm(const Call& call);
   void ChooseNext(const Call& call);

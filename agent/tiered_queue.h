@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A bounded queue for two kinds of messages: control messages, which must not be lost silently, and
-// telemetry, of which only the newest matters.
+// A bounded queue for three kinds of messages: control messages, which must not be lost silently,
+// telemetry, of which only the newest matters, and signs of life, which wait for neither.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,9 +12,10 @@
 
 namespace weir::agent {
 
-enum class Tier { kControl, kTelemetry };
+enum class Tier { kControl, kTelemetry, kSignOfLife };
 
-/// First in, first out over both tiers. When a bound is exceeded, the oldest telemetry is dropped
+/// First in, first out over control and telemetry; a sign of life is next, and the newest replaces
+/// one that waits, outside of the bounds. When a bound is exceeded, the oldest telemetry is dropped
 /// first. Not thread-safe.
 template <typename T>
 class TieredQueue {
@@ -30,6 +31,10 @@ class TieredQueue {
   /// `bytes` is the size with which the item counts.
   Outcome Push(T item, Tier tier, size_t bytes) {
     Outcome outcome = Outcome::kQueued;
+    if (tier == Tier::kSignOfLife) {
+      sign_of_life_ = std::move(item);
+      return outcome;
+    }
     while (size() + 1 > items_max_ || bytes_ + bytes > bytes_max_) {
       if (telemetry_.empty()) {
         if (tier == Tier::kControl) return Outcome::kFull;
@@ -48,6 +53,7 @@ class TieredQueue {
   }
 
   std::optional<T> Pop() {
+    if (sign_of_life_.has_value()) return std::exchange(sign_of_life_, std::nullopt);
     if (empty()) return std::nullopt;
     const bool take_control =
         telemetry_.empty() ||
@@ -65,11 +71,15 @@ class TieredQueue {
     for (Entry& entry : control_) taken.push_back(std::move(entry.item));
     control_.clear();
     telemetry_.clear();
+    sign_of_life_.reset();
     bytes_ = 0;
     return taken;
   }
 
-  bool empty() const { return control_.empty() && telemetry_.empty(); }
+  bool empty() const {
+    return control_.empty() && telemetry_.empty() && !sign_of_life_.has_value();
+  }
+  /// Without a sign of life.
   size_t size() const { return control_.size() + telemetry_.size(); }
   size_t control_size() const { return control_.size(); }
   size_t bytes() const { return bytes_; }
@@ -86,6 +96,7 @@ class TieredQueue {
   const size_t bytes_max_;
   std::deque<Entry> control_;
   std::deque<Entry> telemetry_;
+  std::optional<T> sign_of_life_;
   size_t bytes_ = 0;
   uint64_t next_sequence_ = 0;
   uint64_t dropped_ = 0;

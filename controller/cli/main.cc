@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 
+#include "controller/cli/backup.h"
 #include "controller/cli/client.h"
 #include "controller/cli/contexts.h"
 #include "controller/cli/cost_table.h"
@@ -409,6 +410,16 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
       request.set_actor(f.actor);
       v1::SetLogLevelResponse response;
       return client.Call(&v1::AdminService::Stub::SetLogLevel, request, &response);
+    });
+  });
+  auto* backup = app.add_subcommand(
+      "backup", "bring a copy of the controller's state here, while it runs; it contains secrets");
+  backup->add_option("file", flags.file, "new file for the copy")->required()->type_name("FILE");
+  backup->add_option("--actor", flags.actor, "who makes it, for the audit trail");
+  backup->add_option("--reason", flags.reason, "why");
+  backup->callback([action] {
+    *action = Remote([](Client& client, Flags& f, Output) {
+      return Backup(client, {.file = f.file, .actor = f.actor, .reason = f.reason});
     });
   });
   auto* doctor =

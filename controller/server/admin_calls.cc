@@ -124,6 +124,21 @@ Status AdminCalls::OpenPage(const Caller& caller, const v1::OpenPageRequest&,
   return OkStatus();
 }
 
+Status AdminCalls::StartBackup(const Caller&, const v1::StartBackupRequest&,
+                               v1::StartBackupResponse* response) {
+  WEIR_ASSIGN_OR_RETURN(*response->mutable_id(), backups_.Start());
+  return OkStatus();
+}
+
+Status AdminCalls::ReadBackup(const Caller&, const v1::ReadBackupRequest& request,
+                              v1::BackupPart* response) {
+  WEIR_ASSIGN_OR_RETURN(BackupContents part, backups_.Read(request.id(), request.offset()));
+  response->set_ready(part.ready);
+  response->set_bytes(part.bytes);
+  response->set_data(std::move(part.data));
+  return OkStatus();
+}
+
 Status AdminCalls::Dispatch(const Caller& caller, std::string_view method,
                             const ProtoMessage& request, ProtoMessage* response) {
 #define WEIR_ADMIN_UNARY(name, Request, Response)                        \

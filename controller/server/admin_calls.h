@@ -7,6 +7,7 @@
 
 #include "controller/server/audit.h"
 #include "controller/server/auth/authenticator.h"
+#include "controller/server/backups.h"
 #include "controller/server/executor.h"
 #include "controller/server/rest/routes.h"
 #include "controller/server/served_plane.h"
@@ -18,8 +19,12 @@ namespace weir {
 class AdminCalls {
  public:
   AdminCalls(Executor& executor, ServedPlane& served, AuditTrail& audit,
-             Authenticator& authenticator)
-      : executor_(executor), served_(served), audit_(audit), authenticator_(authenticator) {}
+             Authenticator& authenticator, Backups& backups)
+      : executor_(executor),
+        served_(served),
+        audit_(audit),
+        authenticator_(authenticator),
+        backups_(backups) {}
 
   /// The caller, if it may make the request. A refusal of what would change something goes to the
   /// audit trail. Errors: those of Identify and Permit; kUnavailable: only the leader can answer.
@@ -49,12 +54,17 @@ class AdminCalls {
                    v1::ListAuditResponse* response);
   Status OpenPage(const Caller& caller, const v1::OpenPageRequest& request,
                   v1::OpenPageResponse* response);
+  Status StartBackup(const Caller& caller, const v1::StartBackupRequest& request,
+                     v1::StartBackupResponse* response);
+  Status ReadBackup(const Caller& caller, const v1::ReadBackupRequest& request,
+                    v1::BackupPart* response);
   std::string StateOf(const google::protobuf::Message& request);
 
   Executor& executor_;
   ServedPlane& served_;
   AuditTrail& audit_;
   Authenticator& authenticator_;
+  Backups& backups_;
   std::string page_url_;
 };
 

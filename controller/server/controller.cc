@@ -185,7 +185,8 @@ class ControllerImpl : public Controller {
     WEIR_RETURN_IF_ERROR(OpenStore());
     served_ = std::make_unique<ServedPlane>(election_.get());
     audit_ = std::make_unique<AuditTrail>(*store_);
-    calls_ = std::make_unique<AdminCalls>(executor_, *served_, *audit_, *authenticator_);
+    backups_ = std::make_unique<Backups>(*store_, options_.state_file + ".backup");
+    calls_ = std::make_unique<AdminCalls>(executor_, *served_, *audit_, *authenticator_, *backups_);
     succession_ = std::make_unique<Succession>(SuccessionOptions(), RealClock(), *store_, events_,
                                                *served_, election_.get());
     WEIR_RETURN_IF_ERROR(succession_->Begin());
@@ -214,6 +215,7 @@ class ControllerImpl : public Controller {
     GrpcOptions admitted{options_.listen_grpc, tls_.get(), LocalRightsOfGrpc()};
     admitted.host = grpc.host;
     admitted.access = rest.access;
+    admitted.admission = options_.admission;
     if (IsLoopback(grpc.host) && options_.tls_ca.empty() && !options_.trust_loopback) {
       WEIR_ASSIGN_OR_RETURN(admitted.others, LocalRightsOfHttp(grpc.host));
     }
@@ -324,6 +326,7 @@ class ControllerImpl : public Controller {
   std::unique_ptr<Succession> succession_;
   Executor executor_;
   std::unique_ptr<AuditTrail> audit_;
+  std::unique_ptr<Backups> backups_;
   std::unique_ptr<AdminCalls> calls_;
   std::unique_ptr<LeaseGateway> gateway_;
   std::unique_ptr<PolicyWatcher> watcher_;

@@ -9,6 +9,7 @@
 
 #include "controller/fleet/fleet.h"
 #include "controller/server/auth/principals.h"
+#include "controller/server/grpc/admission.h"
 #include "datapath/base/status.h"
 
 namespace weir {
@@ -40,6 +41,7 @@ struct ControllerOptions {
   std::string aggregator_token_file;     // empty: no token
   std::string aggregator_ca;             // PEM file; empty: the system's
   FleetOptions fleet;
+  AdmissionLimits admission;
 };
 
 class Controller {

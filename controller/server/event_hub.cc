@@ -124,12 +124,15 @@ void EventHub::Publish(v1::Event event) {
 }
 
 void EventHub::OnEvent(const FleetEvent& event, double unix_s) {
+  // These come at every sample, and are not kept for later watchers.
+  if (event.kind == FleetEvent::Kind::kLink && watchers() == 0) return;
   v1::Event out = ToProto(event);
   out.set_unix_s(unix_s);
   Publish(std::move(out));
 }
 
 void EventHub::OnEvent(const JobEvent& event, double unix_s) {
+  if (std::holds_alternative<StepPoint>(event.body) && watchers() == 0) return;
   v1::Event out = ToProto(event);
   const v1::Decision& decision = out.decision();
   if (decision.switched() && decision.outcome() == "offered") {

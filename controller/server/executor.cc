@@ -6,6 +6,11 @@
 #include <memory>
 
 namespace weir {
+namespace {
+
+constexpr int kControlInARowMax = 32;  // then telemetry has a turn, too
+
+}  // namespace
 
 Executor::Executor(Duration tick_interval) : tick_interval_(tick_interval) {}
 
@@ -17,7 +22,20 @@ void Executor::Start(std::function<void()> tick) {
   pthread_setname_np(thread_.native_handle(), "weir-fleet");
 }
 
-bool Executor::Post(std::function<void()> task) { return queue_.TryPush(std::move(task)); }
+bool Executor::Post(std::function<void()> task, Urgency urgency) {
+  MutexLock lock(mutex_);
+  std::deque<Task>& queue = urgency == Urgency::kControl ? control_ : telemetry_;
+  if (closed_ || queue.size() >= kQueueMax) return false;
+  queue.push_back({RealClock().Now(), std::move(task)});
+  ready_.NotifyOne();
+  return true;
+}
+
+double Executor::Lag(Urgency urgency) const {
+  MutexLock lock(mutex_);
+  const std::deque<Task>& queue = urgency == Urgency::kControl ? control_ : telemetry_;
+  return queue.empty() ? 0 : ToSeconds(RealClock().Now() - queue.front().posted);
+}
 
 Status Executor::Call(std::function<Status()> task, Duration timeout) {
   struct Result {
@@ -54,16 +72,35 @@ Status Executor::Alive() const {
 }
 
 void Executor::Stop() {
-  queue_.Close();
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    ready_.NotifyAll();
+  }
   if (thread_.joinable()) thread_.join();
+}
+
+std::optional<Executor::Task> Executor::Next(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  while (control_.empty() && telemetry_.empty()) {
+    if (closed_ || !ready_.WaitUntil(mutex_, deadline)) break;
+  }
+  if (control_.empty() && telemetry_.empty()) return std::nullopt;
+  const bool control =
+      telemetry_.empty() || (!control_.empty() && control_in_a_row_ < kControlInARowMax);
+  control_in_a_row_ = control ? control_in_a_row_ + 1 : 0;
+  std::deque<Task>& queue = control ? control_ : telemetry_;
+  Task task = std::move(queue.front());
+  queue.pop_front();
+  return task;
 }
 
 void Executor::Loop() {
   TimePoint next_tick = RealClock().Now() + tick_interval_;
   while (true) {
-    auto task = queue_.Pop(next_tick);
+    auto task = Next(next_tick);
     if (task.has_value()) {
-      (*task)();
+      task->run();
     } else if (RealClock().Now() < next_tick) {
       return;  // closed and empty
     }

@@ -6,8 +6,10 @@
 #include <cstdlib>
 
 #include "controller/server/controller.h"
+#include "controller/store/store.h"
 #include "datapath/base/log.h"
 #include "deploy/program/config_file.h"
+#include "deploy/program/file_limit.h"
 #include "deploy/program/hidden_command.h"
 #include "deploy/program/log_flags.h"
 #include "deploy/program/notify.h"
@@ -15,7 +17,8 @@
 
 namespace {
 
-void DefineFlags(CLI::App& app, weir::ControllerOptions& options, weir::LogFlags& log) {
+void DefineFlags(CLI::App& app, weir::ControllerOptions& options, weir::LogFlags& log,
+                 std::string& restore) {
   app.add_option("--listen-grpc", options.listen_grpc,
                  "host:port, or unix:FILE, for agents and weirctl")
       ->type_name("ADDRESS")
@@ -88,6 +91,11 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, weir::LogFlags
   app.add_flag("--insecure", options.insecure,
                "allow addresses off loopback without TLS and tokens");
   weir::AddLogFlags(app, &log);
+  app.add_option(
+         "--restore", restore,
+         "make this file, which 'weirctl backup' wrote, the state in --state, and end; what "
+         "was there is kept as FILE.before-restore")
+      ->type_name("FILE");
   app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
   weir::AddConfigFile(app);
 }
@@ -98,10 +106,11 @@ int main(int argc, char** argv) {
   weir::ControllerOptions options;
   options.fleet.version = WEIR_VERSION;
   weir::LogFlags log;
+  std::string restore;
   CLI::App app(
       "weir-controller: measures training jobs through their agents and chooses how they compress "
       "and send gradients");
-  DefineFlags(app, options, log);
+  DefineFlags(app, options, log, restore);
   const weir::ProgramPage page{"weir-controller", {"weir-agent 1", "weirctl 1"}, nullptr};
   if (const auto answered = weir::AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   try {
@@ -116,6 +125,24 @@ int main(int argc, char** argv) {
     return 2;
   }
 
+  if (!restore.empty()) {
+    const weir::Status restored = weir::RestoreSqliteStore(restore, options.state_file);
+    if (!restored.ok()) {
+      std::fprintf(stderr, "weir-controller: --restore: %s\n", weir::Message(restored).c_str());
+      return 1;
+    }
+    std::printf("%s is restored from %s; start the controller without --restore\n",
+                options.state_file.c_str(), restore.c_str());
+    return 0;
+  }
+
+  constexpr uint64_t kFilesWanted = 16384;  // as many agents as the fleet may have
+  if (const uint64_t files = weir::RaiseFileLimit(); files < kFilesWanted) {
+    weir::Log(weir::LogLevel::kWarning, "controller",
+              weir::StrCat("at most ", files,
+                           " files may be open, one for each agent: for more, "
+                           "raise the limit (ulimit -Hn, LimitNOFILE= of systemd)"));
+  }
   weir::HoldStopSignals();
   auto controller = weir::Controller::Start(options);
   if (!controller.ok()) {

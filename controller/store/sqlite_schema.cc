@@ -190,7 +190,7 @@ Status CheckRows(SqliteDatabase& database) {
     }
   }
   if (found.empty()) {
-    // This leaves indices that do not fit their tables, and pages that belong to nothing.
+    // There may still be indices that do not fit their tables, and pages that belong to nothing.
     WEIR_ASSIGN_OR_RETURN(SqliteStatement check, database.Prepare("PRAGMA integrity_check(1)"));
     WEIR_ASSIGN_OR_RETURN(const bool row, check.Step());
     if (row && check.Text(0) == "ok") return OkStatus();

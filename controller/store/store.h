@@ -84,7 +84,7 @@ struct StoreLimits {
   uint64_t audit_max = 10000, audit_refused_max = 2000;
 };
 
-/// The size of what the store holds, in bytes.
+/// The bytes that the store holds.
 struct StoreUsage {
   uint64_t bytes = 0;                         // of everything, with what the storage itself needs
   std::map<std::string, uint64_t> job_bytes;  // plans and decisions of each job

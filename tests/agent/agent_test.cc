@@ -96,6 +96,19 @@ class AgentTest : public testing::Test {
 constexpr char kHello[] =
     R"({"hello":{"job":"job","rank":0,"world":2,"datapath_address":"127.0.0.1:4000"}})";
 
+TEST_F(AgentTest, ComesBackWhenABusyControllerSaysSo) {
+  FakeController controller;
+  constexpr auto kWait = std::chrono::milliseconds(700);
+  controller.SendAway(2, kWait);
+  options_.controller.back_off_max = std::chrono::milliseconds(30);
+  StartAgent(controller.port());
+  ASSERT_TRUE(controller.Next(IsHello));
+  const std::vector<TimePoint> began = controller.began();
+  ASSERT_EQ(began.size(), 3u);
+  EXPECT_GE(began[1] - began[0], kWait);
+  EXPECT_GE(began[2] - began[1], kWait);
+}
+
 // A process with libnccl-weir.so gets the table of the file, and a new one when the file changes.
 TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
   FakeController controller;

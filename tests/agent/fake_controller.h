@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "datapath/base/bounded_queue.h"
 #include "datapath/base/clock.h"
@@ -55,6 +56,18 @@ class FakeController : public v1::AgentService::Service {
   }
   int port() const { return port_; }
 
+  /// Sends the next `streams` away with the request to come back after `wait`.
+  void SendAway(int streams, std::chrono::milliseconds wait) {
+    MutexLock lock(mutex_);
+    to_send_away_ = streams;
+    wait_ = wait;
+  }
+  /// When each stream began.
+  std::vector<TimePoint> began() const {
+    MutexLock lock(mutex_);
+    return began_;
+  }
+
   /// The next message of any agent that `wanted` accepts, within 10 s; others are discarded.
   template <typename Wanted>
   std::optional<v1::AgentMessage> Next(Wanted wanted) {
@@ -82,6 +95,12 @@ class FakeController : public v1::AgentService::Service {
         return grpc::Status(grpc::StatusCode::UNAVAILABLE, "this controller stands by");
       }
       if (term_ > 0) context->AddInitialMetadata("weir-term", std::to_string(term_));
+      began_.push_back(RealClock().Now());
+      if (to_send_away_ > 0) {
+        --to_send_away_;
+        context->AddTrailingMetadata("weir-retry-after-ms", std::to_string(wait_.count()));
+        return {grpc::StatusCode::UNAVAILABLE, "the controller is busy"};
+      }
       stream->Write(welcome);
       stream_ = stream;
       context_ = context;
@@ -97,11 +116,14 @@ class FakeController : public v1::AgentService::Service {
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   BoundedQueue<v1::AgentMessage> said_{10000};
-  Mutex mutex_;
+  mutable Mutex mutex_;
   bool standby_ WEIR_GUARDED_BY(mutex_) = false;
   std::string leader_ WEIR_GUARDED_BY(mutex_);
   uint64_t term_ WEIR_GUARDED_BY(mutex_) = 0;
   grpc::ServerContext* context_ WEIR_GUARDED_BY(mutex_) = nullptr;
+  int to_send_away_ WEIR_GUARDED_BY(mutex_) = 0;
+  std::chrono::milliseconds wait_ WEIR_GUARDED_BY(mutex_){};
+  std::vector<TimePoint> began_ WEIR_GUARDED_BY(mutex_);
   Stream* stream_ WEIR_GUARDED_BY(mutex_) = nullptr;
 };
 

@@ -50,6 +50,21 @@ TEST(TieredQueueTest, BoundsBytes) {
   EXPECT_EQ(queue.Pop(), std::nullopt);  // it was dropped for a message that still did not fit
 }
 
+TEST(TieredQueueTest, ASignOfLifeOvertakesEverythingAndIsNeverDropped) {
+  Queue queue(2, 100);
+  queue.Push(1, Tier::kTelemetry, 1);
+  queue.Push(2, Tier::kControl, 1);
+  EXPECT_EQ(queue.Push(3, Tier::kSignOfLife, 1), Outcome::kQueued);
+  EXPECT_EQ(queue.Push(4, Tier::kSignOfLife, 1), Outcome::kQueued);
+  EXPECT_EQ(queue.Push(5, Tier::kTelemetry, 1), Outcome::kDroppedTelemetry);
+  for (const int expected : {4, 2, 5}) EXPECT_EQ(queue.Pop(), expected);
+  EXPECT_TRUE(queue.empty());
+  queue.Push(6, Tier::kSignOfLife, 1);
+  EXPECT_FALSE(queue.empty());
+  EXPECT_TRUE(queue.TakeControl().empty());
+  EXPECT_TRUE(queue.empty());
+}
+
 TEST(TieredQueueTest, TakeControlEmptiesTheQueue) {
   Queue queue(10, 100);
   queue.Push(1, Tier::kControl, 5);

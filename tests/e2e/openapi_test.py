@@ -40,6 +40,7 @@ SOUND = {
     "Pin": {"choice": {"codec": "identity", "collective": "ring", "ratio": 1}, "reason": "to see"},
     "Unpin": {"actor": "amy"},
     "SetLogLevel": {"level": "info"},
+    "StartBackup": {"reason": "to see"},
     "ValidatePolicy": {"source": "name: a\n"},
     "Simulate": {"model_parameters": "1000000", "world": 4, "latency_s": 0.001,
                  "bandwidth_bytes_per_s": 1e7, "compute_s": 0.1, "buckets": 2},

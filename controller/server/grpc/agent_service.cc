@@ -3,7 +3,9 @@
 
 #include <grpcpp/alarm.h>
 
+#include <cmath>
 #include <deque>
+#include <optional>
 
 #include "controller/server/fleet_mapping.h"
 #include "controller/server/grpc/caller.h"
@@ -15,6 +17,26 @@ namespace {
 constexpr const char* kConnect = "Connect";  // in the audit trail
 
 using Reactor = grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>;
+
+// Telemetry may wait behind greetings and answers.
+Urgency UrgencyOf(const v1::AgentMessage& message) {
+  switch (message.body_case()) {
+    case v1::AgentMessage::kLink:
+    case v1::AgentMessage::kNccl:
+      return Urgency::kTelemetry;
+    case v1::AgentMessage::kRank:
+      return message.rank().message().has_step() || message.rank().message().has_paths()
+                 ? Urgency::kTelemetry
+                 : Urgency::kControl;
+    case v1::AgentMessage::kHello:
+    case v1::AgentMessage::kRankGone:
+    case v1::AgentMessage::kProbe:
+    case v1::AgentMessage::kHeartbeat:
+    case v1::AgentMessage::BODY_NOT_SET:
+      break;
+  }
+  return Urgency::kControl;
+}
 
 // The part of a stream that outlives the reactor: the fleet may still hold it when gRPC is done
 // with the stream.
@@ -45,9 +67,22 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
     FinishLocked(why);
   }
 
+  std::optional<TimePoint> LastHeard() const override {
+    MutexLock lock(mutex_);
+    return waiting_ ? RealClock().Now() : heard_;
+  }
+
+  // A message has arrived; it waits until ReadNext.
+  void OnHeard() {
+    MutexLock lock(mutex_);
+    heard_ = RealClock().Now();
+    waiting_ = true;
+  }
+
   // Reads the next message, after the second is over if there were too many in it.
   void ReadNext(v1::AgentMessage* into) {
     MutexLock lock(mutex_);
+    waiting_ = false;
     if (finishing_) return;
     const TimePoint now = RealClock().Now();
     if (now >= second_end_) {
@@ -106,7 +141,7 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
     reactor_->Finish(ToGrpc(why_));
   }
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   Reactor* const reactor_;  // alive until Finish has been called and reported
   const ServedPlane& served_;
   std::deque<v1::ControllerMessage> queue_ WEIR_GUARDED_BY(mutex_);
@@ -117,15 +152,20 @@ class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamL
   TimePoint second_end_ WEIR_GUARDED_BY(mutex_){};
   int reads_ WEIR_GUARDED_BY(mutex_) = 0;  // of this second
   grpc::Alarm pause_ WEIR_GUARDED_BY(mutex_);
+  std::optional<TimePoint> heard_ WEIR_GUARDED_BY(mutex_);
+  bool waiting_ WEIR_GUARDED_BY(mutex_) = false;
 };
 
 class AgentStream : public Reactor {
  public:
-  AgentStream(Executor& executor, ServedPlane& served, AdminCalls& calls, const Origin& from,
+  AgentStream(grpc::CallbackServerContext* context, Executor& executor, ServedPlane& served,
+              AdminCalls& calls, Admission& admission, const Origin& from,
               const StatusOr<Caller>& caller, const Status& acting)
-      : executor_(executor),
+      : context_(context),
+        executor_(executor),
         served_(served),
         calls_(calls),
+        admission_(admission),
         link_(std::make_shared<StreamLink>(this, served)) {
     if (caller.ok() && !acting.ok()) {
       link_->Close(acting);
@@ -150,7 +190,14 @@ class AgentStream : public Reactor {
         link_->Close(allowed);
         return;
       }
+      const double wait_s = admission_.Admit(RealClock().Now(), executor_.Lag(Urgency::kControl));
+      if (wait_s > 0) {
+        SendAway(wait_s);
+        return;
+      }
     }
+    link_->OnHeard();
+    const Urgency urgency = UrgencyOf(incoming_);
     // `this` stays alive: the stream is finished through the link only, and OnDone comes after
     // that.
     auto message = std::make_shared<v1::AgentMessage>(std::move(incoming_));
@@ -169,7 +216,8 @@ class AgentStream : public Reactor {
             calls.Refuse(caller.get(), caller->from, kConnect, node, status);
             link->Close(status);
           }
-        });
+        },
+        urgency);
     if (!posted) link_->Close(Unavailable("the controller is shutting down or overloaded"));
   }
 
@@ -182,9 +230,19 @@ class AgentStream : public Reactor {
   }
 
  private:
+  void SendAway(double wait_s) {
+    const int64_t wait_ms = std::llround(wait_s * 1000);
+    context_->AddTrailingMetadata(AgentServiceImpl::kRetryAfter, std::to_string(wait_ms));
+    link_->Close(
+        Unavailable(StrCat("the controller is busy, many agents are connecting: come back in ",
+                           static_cast<double>(wait_ms) / 1000, " s")));
+  }
+
+  grpc::CallbackServerContext* const context_;  // valid until OnDone
   Executor& executor_;
   ServedPlane& served_;
   AdminCalls& calls_;
+  Admission& admission_;
   std::shared_ptr<const Caller> caller_;  // null: unknown, and the stream ends
   const std::shared_ptr<StreamLink> link_;
   v1::AgentMessage incoming_;
@@ -204,7 +262,8 @@ Reactor* AgentServiceImpl::Connect(grpc::CallbackServerContext* context) {
       context->AddTrailingMetadata(kLeaderMetadata, view.leader->grpc);
     }
   }
-  return new AgentStream(executor_, served_, calls_, credentials.origin(), caller, acting);
+  return new AgentStream(context, executor_, served_, calls_, admission_, credentials.origin(),
+                         caller, acting);
 }
 
 }  // namespace weir

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The agents' stream. Handlers only hand messages to the executor; at most one message of a stream
-// waits there, so a fast agent is slowed by flow control instead of filling memory.
+// waits there, so a fast agent is slowed by flow control instead of filling memory. A message
+// counts as a sign of life when it arrives, however long it waits.
 
 #include <memory>
 
 #include "controller/server/admin_calls.h"
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/executor.h"
+#include "controller/server/grpc/admission.h"
 #include "controller/server/grpc/local_callers.h"
 #include "controller/server/served_plane.h"
 #include "weir/v1/agent.grpc.pb.h"
@@ -29,13 +31,18 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
   /// Messages of one stream within a second; the next ones are read later.
   static constexpr int kMessagesPerSecondMax = 10000;
 
+  /// Trailing metadata of a refused greeting: after how many milliseconds the agent shall come
+  /// back.
+  static constexpr const char* kRetryAfter = "weir-retry-after-ms";
+
   AgentServiceImpl(Executor& executor, ServedPlane& served, AdminCalls& calls,
-                   Authenticator& authenticator, const LocalCallers& local)
+                   Authenticator& authenticator, const LocalCallers& local, AdmissionLimits limits)
       : executor_(executor),
         served_(served),
         calls_(calls),
         authenticator_(authenticator),
-        local_(local) {}
+        local_(local),
+        admission_(limits) {}
 
   grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>* Connect(
       grpc::CallbackServerContext* context) override;
@@ -46,6 +53,7 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
   AdminCalls& calls_;
   Authenticator& authenticator_;
   const LocalCallers& local_;
+  Admission admission_;
 };
 
 }  // namespace weir

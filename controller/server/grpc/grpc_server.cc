@@ -33,7 +33,7 @@ class GrpcServerImpl : public GrpcServer {
   GrpcServerImpl(Executor& executor, ServedPlane& served, AdminCalls& calls, EventHub& events,
                  Authenticator& authenticator, const GrpcOptions& options)
       : local_(options.local, options.others, options.host),
-        agents_(executor, served, calls, authenticator, local_),
+        agents_(executor, served, calls, authenticator, local_, options.admission),
         admin_(executor, calls, events, local_, options.access),
         ping_interval_min_(served.shared() ? kGrpcPingIntervalMinShared : kGrpcPingIntervalMin) {}
 

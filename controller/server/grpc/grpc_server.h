@@ -9,6 +9,7 @@
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
+#include "controller/server/grpc/admission.h"
 #include "controller/server/grpc/local_callers.h"
 #include "controller/server/served_plane.h"
 #include "deploy/program/http/access_log.h"
@@ -26,6 +27,7 @@ struct GrpcOptions {
   std::optional<LocalRights> others = {};  // of other users of this machine; LocalCallers
   std::string host = {};                   // of `address`
   AccessLog* access = nullptr;             // null: none; outlives the server
+  AdmissionLimits admission = {};
 };
 
 /// A silent connection is pinged after the interval and closed after the timeout, whether or not a

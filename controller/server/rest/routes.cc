@@ -41,6 +41,8 @@ constexpr Route kRoutes[] = {
     {"GET", "/v1/jobs/{job}/series", "GetSeries", Role::kViewer, "Recent steps of a job"},
     {"GET", "/v1/audit", "ListAudit", Role::kAdmin, "Who changed what, or was refused"},
     {"POST", "/v1/session:open", "OpenPage", Role::kViewer, "A code that begins a session"},
+    {"POST", "/v1/backups", "StartBackup", Role::kAdmin, "Begins a copy of the state"},
+    {"GET", "/v1/backups/{id}", "ReadBackup", Role::kAdmin, "A part of that copy"},
     {"GET", "/v1/watch", "Watch", Role::kViewer, "Events as they happen (server-sent events)",
      true},
 };

@@ -306,6 +306,28 @@ TEST_F(WeirctlTest, WhatIsThereIsNotForgottenAndLevelsAreChecked) {
   EXPECT_EQ(Run({"log-level", "info"}).code, kOk);
 }
 
+TEST_F(WeirctlTest, ABackupIsBroughtHereAndRestored) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  EndTraining();
+  const std::string copy = directory_ / "copy.db";
+  const Ran made = Run({"backup", copy, "--reason", "upgrade"});
+  ASSERT_EQ(made.code, kOk) << made.error;
+  EXPECT_THAT(made.output, testing::HasSubstr("--restore " + copy));
+  EXPECT_EQ(std::filesystem::status(copy).permissions() & std::filesystem::perms::others_all,
+            std::filesystem::perms::none);
+  const Ran again = Run({"backup", copy});
+  EXPECT_THAT(again.error, testing::HasSubstr("there is a file"));
+  EXPECT_THAT(Run({"get", "audit"}).output, testing::HasSubstr("StartBackup"));
+  EXPECT_EQ(Run({"delete", "job", "wire"}).code, kOk);
+  EndController();
+
+  Program restore({WEIR_CONTROLLER_PROGRAM, "--state", directory_ / "state.db", "--restore", copy});
+  restore.ReadUntil([] { return false; });
+  EXPECT_EQ(restore.Wait(), 0) << restore.error;
+  StartController({});
+  EXPECT_EQ(Run({"get", "jobs", "wire"}).code, kOk);
+}
+
 TEST_F(WeirctlTest, TheSchemaOfPoliciesNeedsNoController) {
   const auto schema = nlohmann::json::parse(Run({"schema"}).output);
   const auto& bounds = schema["properties"]["bounds"]["properties"];

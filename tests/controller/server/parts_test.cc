@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <thread>
+
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
+#include "controller/server/grpc/admission.h"
 #include "controller/server/rest/routes.h"
 #include "controller/server/status_mapping.h"
 #include "deploy/program/loopback.h"
@@ -108,6 +112,66 @@ TEST(ExecutorTest, CallsReturnAndStopRunsWhatWasQueued) {
   EXPECT_EQ(ran, 100);
   EXPECT_FALSE(executor.Post([] {}));
   EXPECT_EQ(executor.Call([] { return OkStatus(); }).code(), StatusCode::kUnavailable);
+}
+
+TEST(ExecutorTest, ControlOvertakesTelemetryWhichStillHasTurns) {
+  Executor executor;
+  std::vector<int> order;
+  std::atomic<bool> go{false};
+  executor.Start([] {});
+  executor.Post([&] {
+    while (!go) std::this_thread::yield();
+  });
+  for (int i = 0; i < 3; ++i) executor.Post([&] { order.push_back(-1); }, Urgency::kTelemetry);
+  for (int i = 0; i < 100; ++i) executor.Post([&, i] { order.push_back(i); });
+  while (executor.Lag(Urgency::kTelemetry) < 0.01) std::this_thread::yield();
+  EXPECT_GT(executor.Lag(Urgency::kControl), 0.005);
+  go = true;
+  executor.Stop();
+  ASSERT_EQ(order.size(), 103u);
+  const auto first = std::find(order.begin(), order.end(), -1) - order.begin();
+  EXPECT_GT(first, 20) << "control went first";
+  EXPECT_LT(first, 40) << "telemetry was not left to starve";
+  EXPECT_EQ(executor.Lag(Urgency::kControl), 0);
+}
+
+TEST(AdmissionTest, ABurstIsAdmittedAndTheRestComesBackAtTheRate) {
+  Admission admission({.greetings_per_s = 100, .burst = 50, .lag_max_s = 1});
+  const TimePoint begin{std::chrono::hours(1)};
+  std::multimap<double, int> waiting;
+  int admitted = 0;
+  const auto come = [&](double at_s) {
+    const double wait_s = admission.Admit(begin + FromSeconds(at_s), 0);
+    if (wait_s > 0) {
+      EXPECT_GE(wait_s, 0.5);
+      EXPECT_LE(wait_s, 60);
+      waiting.emplace(at_s + wait_s, 0);
+    } else {
+      ++admitted;
+    }
+  };
+  for (int i = 0; i < 1000; ++i) come(0);
+  EXPECT_GE(admitted, 50);
+  EXPECT_LE(admitted, 52);
+  int returns = 0;
+  double at_s = 0;
+  for (; !waiting.empty(); ++returns) {
+    at_s = waiting.begin()->first;
+    waiting.erase(waiting.begin());
+    come(at_s);
+  }
+  EXPECT_EQ(admitted, 1000);
+  EXPECT_LE(returns, 1300) << "most were right to come when they were told";
+  EXPECT_GT(at_s, 9) << "not faster than the rate";
+  EXPECT_LT(at_s, 16);
+}
+
+TEST(AdmissionTest, NobodyIsAdmittedWhileWorkWaits) {
+  Admission admission({.greetings_per_s = 100, .burst = 50, .lag_max_s = 1});
+  const TimePoint now{std::chrono::hours(1)};
+  EXPECT_EQ(admission.Admit(now, 0.9), 0);
+  EXPECT_GE(admission.Admit(now, 3), 3.0) << "what waits has to be done first";
+  EXPECT_EQ(admission.Admit(now, 0), 0);
 }
 
 TEST(StatusMappingTest, CodesAndErrorJson) {

@@ -70,6 +70,7 @@ bodies = {
     "OpenPage": {},
     "Replay": {},
     "SetLogLevel": {"level": "info"},
+    "StartBackup": {"reason": "check"},
     "Simulate": {"model_parameters": "1000000", "world": 4, "latency_s": 0.001,
                  "bandwidth_bytes_per_s": 1e7, "compute_s": 0.1},
 }
@@ -87,11 +88,13 @@ for path, verbs in document["paths"].items():
         for parameter in operation["parameters"]:
             if parameter["in"] == "path":
                 name = parameter["name"]
-                value = names[path] if name == "name" else values[name]
+                value = names.get(path, values[name])
                 target = target.replace("{" + name + "}", urllib.parse.quote(value, safe=""))
         code, headers, answer = call(verb.upper(), target, bodies.get(operation["operationId"]))
         expected = 400 if operation["operationId"] in present else 200
         check(code == expected, f"{verb.upper()} {target} answers {expected} (got {code}: {str(answer)[:200]})")
+        if operation["operationId"] == "StartBackup":
+            names["/v1/backups/{id}"] = answer["id"]
         validate(status_schema if expected == 400 else schema_of(path, verb), answer, operation["operationId"])
         if operation["operationId"] in bodies:
             request_schema = operation["requestBody"]["content"]["application/json"]["schema"]

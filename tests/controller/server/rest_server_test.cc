@@ -38,7 +38,8 @@ TEST(RestServerTest, StopsBeforeItsThreadHasRun) {
   Executor executor;
   Authenticator anyone;
   AuditTrail audit(**store);
-  AdminCalls calls(executor, served, audit, anyone);
+  Backups backups(**store, "/nonexistent/backup");
+  AdminCalls calls(executor, served, audit, anyone, backups);
   bool alone = false;
   std::thread runner([&] {  // a separate thread, so that core and priority end with it
     alone = RunBeforeOthers();
@@ -83,7 +84,8 @@ class RestAnswersTest : public testing::Test {
   Executor executor_;
   Authenticator anyone_;
   AuditTrail audit_{*store_};
-  AdminCalls calls_{executor_, served_, audit_, anyone_};
+  Backups backups_{*store_, "/nonexistent/backup"};
+  AdminCalls calls_{executor_, served_, audit_, anyone_, backups_};
   std::unique_ptr<RestServer> server_;
 };
 
