@@ -33,7 +33,7 @@ class PeerSpread {
   const std::set<std::string>& JobsOf(const std::string& node) const;
   /// The nodes that `node` measures: those of its jobs first. O(peers).
   std::vector<std::string> PeersOf(const std::string& node) const;
-  /// The same among the nodes of one job only.
+  /// The nodes that `node` measures because of one job.
   std::vector<std::string> JobPeersOf(const std::string& job, const std::string& node) const;
 
   /// Nodes whose peers have changed and that are connected, at most `count_max`; the others stay

@@ -381,10 +381,31 @@ FAILOVER = Table(("leader",), [
     ("within 5 s", lambda r: f"{r['within_goal']} of {r['runs']}"),
     ("a pin stored, worst", lambda r: f"{r['pinned_s_max']:.1f} s")], failovers, ("worst", goal_seconds))
 
+def fleet_rows(rows):
+    return {(r["agents"], r["jobs"] * r["world"]): r for r in rows}
+
+
+def judged(name, form):
+    """A measurement with a goal; bold where it misses it."""
+    def cell(row):
+        if row.get(name) is None:
+            return "**missed**"
+        text = form.format(row[name])
+        return f"**{text}**" if name in row["goals_missed"] else text
+    return cell
+
+
+FLEET = Table(("agents", "ranks"), [
+    ("lost", judged("lost", "{:.0f}")), ("welcome, p99", judged("welcome_p99_s", "{:.2f} s")),
+    ("pushed plan, p99", judged("push_p99_s", "{:.2f} s")), ("memory", judged("rss_mib", "{:.0f} MiB")),
+    ("all back after SIGKILL", judged("storm_s", "{:.1f} s")),
+    ("cores", lambda r: f"{r['cpu_cores']:.2f}"), ("per agent", lambda r: f"{r['cpu_us_per_agent_s']:.0f} us/s")],
+    fleet_rows, ("cores", lambda r: f"{r['cpu_cores']:.2f}"))
+
 TABLES = {"demo": DEMO, "demo_quick": DEMO, "loopback": CONTEST, "hosts": CONTEST, "links": LINKS, "codecs": CODECS,
           "compressed": COMPRESSED, "decisions": DECISIONS, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS, "wire": GOOGLE, "nccl_plugin": GOOGLE,
-          "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE,
-          "failover": FAILOVER}
+         "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE,
+         "failover": FAILOVER, "fleet": FLEET}
 
 
 def summary():
