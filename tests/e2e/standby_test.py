@@ -52,7 +52,7 @@ class StandbyTest(unittest.TestCase):
         return done.returncode, done.stdout + done.stderr
 
     def kept(self, leader):
-        """What must outlive a leader: policies, the pin, and what history and trail hold so far."""
+        """The state that must outlive a leader: policies, the pin, and what history and trail hold so far."""
         policies = self.ask(leader, "/v1/policies")[2]["policies"]
         job = self.ask(leader, f"/v1/jobs/{JOB}")[2]
         trail = self.ask(leader, "/v1/audit?page_size=1000")[2]["records"]

@@ -7,7 +7,8 @@ namespace weir {
 namespace {
 
 constexpr double kWaitMin = 0.5, kWaitMax = 60;
-// Of the rate, for those who come back; the rest is for those who come for the first time.
+// The part of the rate that is for those who come back; the rest is for those who come for the
+// first time.
 constexpr double kReturnShare = 0.8;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the simulated agents saw, collected from all threads.
+// The observations of the simulated agents, collected from all threads.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the ranks of a training job tell the controller, made by arithmetic: a step of constant
+// The messages of a training job's ranks to the controller, made by arithmetic: a step of constant
 // length over a network of constant speed, with a little noise.
 
 #include <cstdint>

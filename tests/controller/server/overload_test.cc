@@ -18,12 +18,12 @@ namespace {
 class OverloadTest : public testing::Test {
  protected:
   void Start(AdmissionLimits limits) {
-    executor_.Start([this] { plane_.fleet.OnTick(); });
+    executor_.Start([this] { served_->fleet.OnTick(); });
     auto server = GrpcServer::Start({.address = "127.0.0.1:0",
                                      .tls = nullptr,
                                      .local = {.role = Role::kAdmin, .agent = true},
                                      .admission = limits},
-                                    executor_, plane_, calls_, events_, anyone_);
+                                    executor_, served_, calls_, events_, anyone_);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     server_ = std::move(*server);
   }
@@ -42,12 +42,12 @@ class OverloadTest : public testing::Test {
 
   EventHub events_;
   std::unique_ptr<Store> store_ = std::move(*OpenSqliteStore(":memory:"));
-  ControlPlane plane_{Impatient(), RealClock(), *store_, events_};
+  ServedPlane served_{std::make_unique<ControlPlane>(Impatient(), RealClock(), *store_, events_)};
   Executor executor_;
   Authenticator anyone_;
   AuditTrail audit_{*store_};
   Backups backups_{*store_, "/nonexistent/backup"};
-  AdminCalls calls_{executor_, plane_.admin, audit_, anyone_, backups_};
+  AdminCalls calls_{executor_, served_, audit_, anyone_, backups_};
   std::unique_ptr<GrpcServer> server_;
 };
 
@@ -107,11 +107,11 @@ TEST_F(OverloadTest, AnAgentWhoseMessageWaitsIsNotTakenForDead) {
   ASSERT_TRUE(agent.stream->Write(link));
   std::this_thread::sleep_for(std::chrono::milliseconds(800));
   // In front of the telemetry that waits: what looks for silent agents, again and again.
-  for (int i = 0; i < 20; ++i) executor_.Post([this] { plane_.fleet.OnTick(); });
+  for (int i = 0; i < 20; ++i) executor_.Post([this] { served_->fleet.OnTick(); });
   bool connected = false, silent_connected = true;
   executor_.Post([&] {
-    connected = plane_.fleet.nodes().Connected("n1");
-    silent_connected = plane_.fleet.nodes().Connected("n2");
+    connected = served_->fleet.nodes().Connected("n1");
+    silent_connected = served_->fleet.nodes().Connected("n2");
   });
   busy = false;
   ASSERT_TRUE(executor_.Call([] { return OkStatus(); }).ok());

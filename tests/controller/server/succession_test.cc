@@ -157,7 +157,8 @@ TEST_F(SuccessionTest, AStandbyRefusesChangesAndWatchers) {
   Executor executor;
   Authenticator authenticator;
   AuditTrail audit(*store_);
-  AdminCalls calls(executor, served_, audit, authenticator);
+  Backups backups(*store_, "/nonexistent/backup");
+  AdminCalls calls(executor, served_, audit, authenticator, backups);
   const Credentials local{.peer = "here", .local = {.role = Role::kAdmin}};
   EXPECT_TRUE(calls.Admit(local, RouteOf("ListJobs"), v1::ListJobsRequest()).ok());
   EXPECT_TRUE(calls.Admit(local, RouteOf("ListAudit"), v1::ListAuditRequest()).ok());
