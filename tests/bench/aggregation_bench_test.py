@@ -51,6 +51,15 @@ class AggregationBenchTest(unittest.TestCase):
         self.assertFalse(row["exact"])
         self.assertEqual(row["error_squared"], 0.02)
 
+    def test_ceiling_is_what_the_links_allow(self):
+        # Four hosts: the ring sends 1.5 vectors. SwitchML sends one, a packet of 1114 octets for 1024.
+        self.assertEqual(bench.over_ring_ceiling("ring", 4, 0.9), 1.0)
+        self.assertAlmostEqual(bench.over_ring_ceiling("switchml", 4, 1.0), 1.5 * 1024 / 1114)
+        self.assertAlmostEqual(bench.over_ring_ceiling("switchml", 4, 0.5), 3.0 * 1024 / 1114)
+        # THC receives an octet for each element of four, beside the set of contributors.
+        self.assertAlmostEqual(bench.over_ring_ceiling("thc_table", 4, 1.0), 1.5 * 4096 / 1122)
+        self.assertIsNone(bench.over_ring_ceiling("omnireduce", 4, 1.0))
+
     def test_row_without_a_field_is_reported(self):
         row = self.rows({"ring": 0.4, "gloo_ring": 0.8})["ring"]
         self.assertEqual(bench.incomplete([row]), [])

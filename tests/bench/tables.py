@@ -275,13 +275,14 @@ DECISIONS = Table(("rate", "delay", "condition"), [
 
 
 def aggregation_rows(rows):
-    return {(f"`{r['protocol']}`", f"{100 * r['density']:g} %", f"{100 * r['cell_loss']:g} %"): r
-            for r in rows if r["over_ring"] is not None}
+    return {(f"`{r['protocol']}`", f"{r['rate_mbps']:g} Mb/s", f"{100 * r['density']:g} %",
+             f"{100 * r['cell_loss']:g} %"): r for r in rows if r["over_ring"] is not None}
 
 
-AGGREGATION = Table(("protocol", "not zero", "lost"), [
+AGGREGATION = Table(("protocol", "links", "not zero", "lost"), [
     ("goodput", lambda r: f"{r['goodput_gbps']:.3g} Gb/s"),
     ("times the ring's speed", lambda r: ratio(r["over_ring"])),
+    ("the links allow", lambda r: ratio(r["over_ring_ceiling"])),
     ("times Gloo's", lambda r: ratio(r["over_gloo"]))], aggregation_rows,
     ("times the ring's", lambda r: ratio(r["over_ring"])))
 
