@@ -49,6 +49,7 @@ struct MeasureProgram {
       part->quotients += gap >> rice_bits;
       part->long_gaps += gap >= kLongGap;
       part->min_bits = part->min_bits < magnitude ? part->min_bits : magnitude;
+      part->max_bits = part->max_bits > magnitude ? part->max_bits : magnitude;
     });
     team.Once([&] {
       work.tile_quotients[tile] = sums.quotients;
@@ -92,6 +93,7 @@ struct DecideProgram : TileProgram {
         plan->missed = 0;
       }
       plan->min_bits = sums.min_bits;
+      plan->max_bits = sums.max_bits;
       plan->means[0] = MeanOf(sums.positives, plan->count - sums.negative_count);
       plan->means[1] = MeanOf(sums.negatives, sums.negative_count);
       ChooseFormat(finite);
@@ -205,6 +207,115 @@ struct Largest {
   WEIR_DEVICE void Add(const Largest& other) { bits = bits > other.bits ? bits : other.bits; }
 };
 
+/// The bins of quantile formats. The range of the bit patterns of magnitudes is cut into equal
+/// parts; bins of negative values are mirrored and come first.
+struct QuantileGrid {
+  uint32_t least;
+  unsigned shift;
+
+  WEIR_DEVICE uint32_t BinOf(float value) const {
+    const uint32_t bits = BitsOf(value), magnitude = bits & kMagnitudeBits;
+    const uint32_t part = (magnitude - least) >> shift;
+    return bits == magnitude ? kQuantileBins + part : kQuantileBins - 1 - part;
+  }
+  /// The exponent of the unit of magnitudes in a bin: that of the last bit of its least one. A bin
+  /// spans less than an octave, so sums of magnitudes are integers that fit 64 bits, and do not
+  /// depend on the order.
+  WEIR_DEVICE int UnitOf(uint32_t bin) const {
+    const uint32_t part = bin < kQuantileBins ? kQuantileBins - 1 - bin : bin - kQuantileBins;
+    return static_cast<int>((least + (part << shift)) >> 23) - 150;
+  }
+};
+WEIR_DEVICE inline QuantileGrid GridOf(const SelectionPlan& plan) {
+  QuantileGrid grid{plan.min_bits, 0};
+  while ((plan.max_bits - plan.min_bits) >> grid.shift >= kQuantileBins) ++grid.shift;
+  return grid;
+}
+WEIR_DEVICE inline bool HasQuantiles(const SelectionPlan& plan) {
+  return plan.missed == 0 && plan.count > 0 && IsQuantiles(static_cast<ValueFormat>(plan.format));
+}
+
+/// Sorts the values into bins that were zero.
+struct QuantileProgram : TileProgram {
+  SelectionWorkspace work;
+
+  WEIR_DEVICE void Tile(Team& team, Shared&, size_t tile) const {
+    const SelectionPlan& plan = *work.plan;
+    if (!HasQuantiles(plan)) return;
+    const QuantileGrid grid = GridOf(plan);
+    team.ForEach(EntriesOf(plan.count, tile, kEntryTile), [&](unsigned j) {
+      const float value = work.values[tile * kEntryTile + j];
+      const uint32_t bin = grid.BinOf(value), magnitude = BitsOf(value) & kMagnitudeBits;
+      const uint64_t digits = (magnitude & 0x7FFFFFu) | 0x800000u;
+      const int shift = static_cast<int>(magnitude >> 23) - 150 - grid.UnitOf(bin);
+      Team::Add(&work.quantile_counts[bin], 1u);
+      Team::Add(&work.quantile_sums[bin], digits << shift);
+    });
+  }
+};
+
+/// One team: cuts the bins into buckets with about equal numbers of values, none of which has both
+/// signs if there are two, and finds their means.
+struct CutProgram : TileProgram {
+  struct Shared {
+    uint32_t before[kQuantileBins];
+    uint8_t bucket[2 * kQuantileBins];
+  };
+  static_assert(kQuantileBins <= kScanMax);
+  SelectionWorkspace work;
+
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t) const {
+    SelectionPlan& plan = *work.plan;
+    if (!HasQuantiles(plan)) return;
+    const unsigned buckets = QuantileBucketsOf(static_cast<ValueFormat>(plan.format), plan.count);
+    const uint32_t negatives = ScanSide(team, shared, 0), positives = plan.count - negatives;
+    uint64_t below = (uint64_t{buckets} * negatives + plan.count / 2) / plan.count;
+    if (negatives > 0 && below < 1) below = 1;
+    if (positives > 0 && below > buckets - 1) below = buckets - 1;
+    CutSide(team, shared, 0, {.first = 0, .buckets = below, .values = negatives, .all = buckets});
+    ScanSide(team, shared, kQuantileBins);
+    CutSide(team, shared, kQuantileBins,
+            {.first = below, .buckets = buckets - below, .values = positives, .all = buckets});
+    const QuantileGrid grid = GridOf(plan);
+    team.ForEach(buckets, [&](unsigned b) {
+      double sum = 0;
+      uint64_t size = 0;
+      for (uint32_t bin = 0; bin < 2 * kQuantileBins; ++bin) {
+        if (shared.bucket[bin] != b || work.quantile_counts[bin] == 0) continue;
+        const double magnitude =
+            ldexp(static_cast<double>(work.quantile_sums[bin]), grid.UnitOf(bin));
+        sum += bin < kQuantileBins ? -magnitude : magnitude;
+        size += work.quantile_counts[bin];
+      }
+      plan.quantile_means[b] =
+          size == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(size));
+    });
+  }
+
+  /// Fills in the number of values before each bin of the side, and returns that of all.
+  WEIR_DEVICE uint32_t ScanSide(Team& team, Shared& shared, uint32_t first) const {
+    team.ForEach(kQuantileBins,
+                 [&](unsigned i) { shared.before[i] = work.quantile_counts[first + i]; });
+    return team.Scan(shared.before, kQuantileBins);
+  }
+  struct Side {
+    uint64_t first, buckets, values, all;
+  };
+  /// The bucket of the middle value of each bin.
+  WEIR_DEVICE void CutSide(Team& team, Shared& shared, uint32_t first, const Side& side) const {
+    team.ForEach(kQuantileBins, [&](unsigned i) {
+      const uint64_t here = work.quantile_counts[first + i];
+      uint64_t bucket = side.buckets == 0 || here == 0
+                            ? 0
+                            : (shared.before[i] + here / 2) * side.buckets / side.values;
+      bucket += side.first;
+      if (bucket > side.all - 1) bucket = side.all - 1;
+      shared.bucket[first + i] = static_cast<uint8_t>(bucket);
+      work.quantile_buckets[first + i] = static_cast<uint8_t>(bucket);
+    });
+  }
+};
+
 /// Writes the values, kValueBlock a tile, stores their errors as rest, and copies the tile's share
 /// of the coded positions.
 struct ValueProgram {
@@ -231,6 +342,7 @@ struct ValueProgram {
     const auto format = static_cast<ValueFormat>(plan.format);
     const PassSums lost = format == ValueFormat::kHalf || format == ValueFormat::kFloat
                               ? StoreFloats(team, plan, tile, size, to)
+                          : IsQuantiles(format) ? StoreQuantiles(team, shared, plan, tile, size, to)
                           : format == ValueFormat::kTwoMeans
                               ? StoreSigns(team, shared, plan, tile, size, to)
                               : StoreLevels(team, shared, plan, tile, size, to);
@@ -288,6 +400,29 @@ struct ValueProgram {
       StoreWord(to + sizeof(float), BitsOf(plan.means[1]));
     });
     PackCodes(team, shared.codes, size, 1, to + 2 * sizeof(float) + tile * kTile / 8);
+    return lost;
+  }
+
+  WEIR_DEVICE PassSums StoreQuantiles(Team& team, Shared& shared, const SelectionPlan& plan,
+                                      size_t tile, unsigned size, uint8_t* to) const {
+    const auto format = static_cast<ValueFormat>(plan.format);
+    const unsigned bits = BitsOfQuantiles(format);
+    const unsigned buckets = QuantileBucketsOf(format, plan.count);
+    const QuantileGrid grid = GridOf(plan);
+    const PassSums lost = team.Reduce<PassSums>(size, [&](unsigned j, PassSums* part) {
+      const size_t i = tile * kTile + j;
+      const float value = work.values[i];
+      const uint8_t code = work.quantile_buckets[grid.BinOf(value)];
+      shared.codes[j] = code;
+      KeepError(i, value - plan.quantile_means[code], part);
+    });
+    if (tile == 0) {
+      team.ForEach(buckets, [&](unsigned b) {
+        StoreWord(to + b * sizeof(float), BitsOf(plan.quantile_means[b]));
+      });
+    }
+    PackCodes(team, shared.codes, size, bits,
+              to + buckets * sizeof(float) + tile * kTile * bits / 8);
     return lost;
   }
 
@@ -366,6 +501,14 @@ Status PackSelection(const SelectionJob& job) {
                  {}, work, job.in.n, tiles, measurers, job.pass, job.format, out, job.outcome})
           .status());
   WEIR_RETURN_IF_ERROR(Launch(job.stream, tiles, IndexProgram{{}, work}).status());
+  if (IsQuantiles(job.format)) {
+    WEIR_RETURN_IF_ERROR(
+        FillDevice(work.quantile_counts, 0, 2 * kQuantileBins * sizeof(uint32_t), job.stream));
+    WEIR_RETURN_IF_ERROR(
+        FillDevice(work.quantile_sums, 0, 2 * kQuantileBins * sizeof(uint64_t), job.stream));
+    WEIR_RETURN_IF_ERROR(Launch(job.stream, tiles, QuantileProgram{{}, work}).status());
+    WEIR_RETURN_IF_ERROR(Launch(job.stream, 1, CutProgram{{}, work}).status());
+  }
   WEIR_ASSIGN_OR_RETURN(const unsigned writers,
                         Launch(job.stream, values, ValueProgram{work, job.rest, out, values}));
   return Launch(job.stream, 1, LossProgram{{}, work.partials, writers, job.outcome}).status();

@@ -294,6 +294,7 @@ struct AddProgram : TileProgram {
       return IsFinite(*value);
     }
     if (format == ValueFormat::kTwoMeans) return SignedMean(values, i, value);
+    if (IsQuantiles(format)) return QuantileMean(values, i, value);
     const bool wide = format == ValueFormat::kInt8;
     const uint64_t block = i / kValueBlock, place = i % kValueBlock;
     const uint64_t left = plan.count - block * kValueBlock;
@@ -311,6 +312,23 @@ struct AddProgram : TileProgram {
     const float magnitude = low + static_cast<float>(static_cast<int>(code) & levels) * step;
     *value = (static_cast<int>(code) & (levels + 1)) != 0 ? -magnitude : magnitude;
     return true;
+  }
+
+  WEIR_DEVICE bool QuantileMean(const uint8_t* values, size_t i, float* value) const {
+    const auto format = static_cast<ValueFormat>(reading.work.plan->format);
+    const uint64_t count = reading.work.plan->count;
+    const unsigned bits = BitsOfQuantiles(format), buckets = QuantileBucketsOf(format, count);
+    const uint8_t* const codes = values + buckets * sizeof(float);
+    const unsigned used = count * bits % 8;
+    if (i + 1 == count && used != 0 && codes[count * bits / 8] >> used != 0) return false;
+    const uint32_t code = UnpackCode(codes, bits, i);
+    // A mean that no code names is checked, too.
+    if (code >= buckets || (i < buckets && !IsFinite(MeanAt(values, i)))) return false;
+    *value = MeanAt(values, code);
+    return IsFinite(*value);
+  }
+  static WEIR_DEVICE float MeanAt(const uint8_t* values, size_t bucket) {
+    return FloatOf(LoadWord(values + bucket * sizeof(float)));
   }
 
   WEIR_DEVICE bool SignedMean(const uint8_t* values, size_t i, float* value) const {

@@ -51,6 +51,7 @@ struct SelectProgram : PassProgram<true> {
   SelectionStore store;
   bool banded;  // not with kStage
   SelectionBand band;
+  uint32_t first_index;
 
   WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
     const size_t at = tile * kTile;
@@ -86,7 +87,7 @@ struct SelectProgram : PassProgram<true> {
       if ((word >> (i % 32) & 1) == 0) return;
       const uint64_t place = uint64_t{shared.base} + OnesBefore(shared.selected, shared.before, i);
       if (place >= cap) return;
-      indices[place] = static_cast<uint32_t>(at + i);
+      indices[place] = static_cast<uint32_t>(at + i) + first_index;
       values[place] = shared.e[i];
     });
   }
@@ -127,7 +128,7 @@ struct SelectProgram : PassProgram<true> {
                              OnesBefore(shared.selected, shared.before, i) - band_here +
                              KeptBefore(number);
       if (place >= cap) return;
-      work.indices[place] = static_cast<uint32_t>(tile * kTile + i);
+      work.indices[place] = static_cast<uint32_t>(tile * kTile + i) + first_index;
       work.values[place] = shared.e[i];
     });
   }
@@ -264,6 +265,21 @@ struct TailTotalProgram : TileProgram {
   }
 };
 
+struct SampleElements {
+  PassInput in;
+  size_t first, stride;
+  float* to;
+  WEIR_DEVICE void operator()(size_t i) const {
+    const float magnitude = Magnitude(in.Load((first + i) * stride));
+    to[i] = IsFinite(magnitude) ? magnitude : 0.0f;
+  }
+};
+struct ClearElements {
+  const uint32_t* indices;
+  float* buffer;
+  WEIR_DEVICE void operator()(size_t i) const { buffer[indices[i]] = 0; }
+};
+
 Status ClearBins(const SelectionJob& job) {
   return FillDevice(job.work.bins, 0, GradientStatistics::kBins * sizeof(uint32_t), job.stream);
 }
@@ -290,6 +306,9 @@ SelectionWorkspace SelectionWorkspace::ForEncode(std::byte* base, size_t n, size
   work.values = carver.Take<float>(cap);
   work.tile_quotients = carver.Take<uint64_t>(entry_tiles);
   work.tile_long_gaps = carver.Take<uint64_t>(entry_tiles);
+  work.quantile_counts = carver.Take<uint32_t>(2 * kQuantileBins);
+  work.quantile_sums = carver.Take<uint64_t>(2 * kQuantileBins);
+  work.quantile_buckets = carver.Take<uint8_t>(2 * kQuantileBins);
   work.index_words_size = MaxIndexBytes(n, cap) / sizeof(uint32_t) + 2;
   work.index_words = carver.Take<uint32_t>(work.index_words_size);
   work.bytes = carver.used();
@@ -319,6 +338,15 @@ Status MeasureTails(const SelectionJob& job, float threshold, unsigned sampling,
   return Launch(job.stream, 1, TailTotalProgram{{}, job.work.tails, teams}).status();
 }
 
+Status SampleMagnitudes(const SelectionJob& job, size_t first, size_t stride, size_t size) {
+  return ForEachElement(job.stream, size,
+                        SampleElements{job.in, first, stride, job.work.staged_values});
+}
+
+Status ClearSelected(const SelectionJob& job, size_t count, std::span<float> buffer) {
+  return ForEachElement(job.stream, count, ClearElements{job.work.indices, buffer.data()});
+}
+
 Status CountSelection(const SelectionJob& job) {
   WEIR_RETURN_IF_ERROR(ClearBins(job));
   CountProgram program{{job.in}};
@@ -334,9 +362,8 @@ Status CountSelection(const SelectionJob& job) {
 
 Status SelectEntries(const SelectionJob& job, SelectionStore store) {
   WEIR_RETURN_IF_ERROR(FillDevice(job.work.plan, 0, sizeof(SelectionPlan), job.stream));
-  SelectProgram program{
-      {job.in},   job.work, job.pass.threshold, static_cast<uint32_t>(job.cap), store,
-      job.banded, job.band};
+  SelectProgram program{{job.in}, job.work,   job.pass.threshold, static_cast<uint32_t>(job.cap),
+                        store,    job.banded, job.band,           job.first};
   program.in.rest = store == SelectionStore::kCount ? nullptr : job.rest;
   program.in.bins = job.work.bins;
   program.in.sampled = job.pass.sampled;
@@ -347,6 +374,11 @@ Status SelectEntries(const SelectionJob& job, SelectionStore store) {
   call.outcome = job.outcome;
   call.stream = job.stream;
   return FinishPass(call, job.work.partials, teams, {});
+}
+
+Status SetCount(const SelectionJob& job, const uint32_t* count) {
+  WEIR_RETURN_IF_ERROR(FillDevice(job.work.plan, 0, sizeof(SelectionPlan), job.stream));
+  return CopyToDevice(&job.work.plan->count, count, sizeof(*count), job.stream);
 }
 
 Status PlaceTiles(const SelectionJob& job, SelectionStore store) {

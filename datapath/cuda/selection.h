@@ -20,10 +20,11 @@ struct SelectionPlan {
   uint32_t format;
   int32_t exponent;
   uint32_t index_bytes;
-  uint32_t min_bits;  // pattern of the smallest magnitude
-  uint32_t usable;    // reading: the header is valid
-  uint32_t staged;    // entries found by a staging pass
-  float means[2];     // kTwoMeans: of the positive and of the negative values
+  uint32_t min_bits, max_bits;  // patterns of the smallest and the largest magnitude
+  uint32_t usable;              // reading: the header is valid
+  uint32_t staged;              // entries found by a staging pass
+  float means[2];               // kTwoMeans: of the positive and of the negative values
+  float quantile_means[kQuantileBucketsMax];
 };
 
 /// The moments of the elements above a threshold; see kernels::TailMoments.
@@ -54,9 +55,9 @@ enum class SelectionStore : uint32_t {
 struct EntrySums {
   double energy, positives, negatives;  // the last two: sums of values
   uint64_t quotients, long_gaps;
-  uint32_t min_bits, negative_count;
+  uint32_t min_bits, max_bits, negative_count, unused;
 
-  static WEIR_DEVICE EntrySums Zero() { return {0, 0, 0, 0, 0, 0xFFFFFFFFu, 0}; }
+  static WEIR_DEVICE EntrySums Zero() { return {0, 0, 0, 0, 0, 0xFFFFFFFFu, 0, 0, 0}; }
   WEIR_DEVICE void Add(const EntrySums& other) {
     energy += other.energy;
     positives += other.positives;
@@ -65,6 +66,7 @@ struct EntrySums {
     quotients += other.quotients;
     long_gaps += other.long_gaps;
     min_bits = min_bits < other.min_bits ? min_bits : other.min_bits;
+    max_bits = max_bits > other.max_bits ? max_bits : other.max_bits;
   }
 };
 
@@ -83,6 +85,9 @@ struct SelectionWorkspace {
   uint32_t *staged_indices, *indices;
   float *staged_values, *values;
   uint64_t *tile_quotients, *tile_long_gaps;  // before each tile of entries
+  uint32_t* quantile_counts;                  // values in each of 2 * kQuantileBins bins
+  uint64_t* quantile_sums;                    // their magnitudes in units of the bin, see UnitOf
+  uint8_t* quantile_buckets;                  // of each bin
   uint32_t* index_words;                      // the coded positions
   size_t index_words_size = 0;
   size_t bytes = 0;  // of all
@@ -109,8 +114,10 @@ struct SelectionJob {
   SelectionPass pass;
   SelectionBand band;  // if `banded`, which of the elements above the threshold are kept
   bool banded;
-  ValueFormat format;  // kHalf, kInt8, kInt4 or kTwoMeans
+  ValueFormat format;  // any but kNone and kFloat
+  double ratio;
   size_t target, cap;
+  uint32_t first;    // added to the positions of entries
   bool accepts_few;  // a kStage pass does not miss by finding too few
   float* rest;       // null: not kept
   std::byte* out;
@@ -121,6 +128,11 @@ struct SelectionJob {
 /// The moments of the excess over a threshold, as Tails::above, to job.work.tails[kTeamsMax], where
 /// they are not scaled. Reads one run of elements in `sampling`. Two launches.
 Status MeasureTails(const SelectionJob& job, float threshold, unsigned sampling, bool logs);
+/// The magnitudes of `size` (at most job.cap) elements, of numbers (first + i) * stride, to
+/// job.work.staged_values; 0 for those that are not finite.
+Status SampleMagnitudes(const SelectionJob& job, size_t first, size_t stride, size_t size);
+/// Sets buffer[i] to zero for the first `count` entries i of a selection that has been packed.
+Status ClearSelected(const SelectionJob& job, size_t count, std::span<float> buffer);
 /// Fills the bins in the workspace with a full histogram, and the outcome with sums. Two launches.
 Status CountSelection(const SelectionJob& job);
 /// Selects by job.pass, which also fills the bins and, except with kCount, stores e as rest
@@ -129,6 +141,9 @@ Status SelectEntries(const SelectionJob& job, SelectionStore store);
 /// After a kStage or kCount pass: the offsets of tiles and plan->count. After kStage, also whether
 /// the count is outside of its bounds, and if not, the ordered entries.
 Status PlaceTiles(const SelectionJob& job, SelectionStore store);
+/// Replaces the plan by one of `count` entries. The value is read before the stream is waited for,
+/// so it must live until then.
+Status SetCount(const SelectionJob& job, const uint32_t* count);
 /// Makes the payload of plan->count ordered entries, the rest of selected elements, and the
 /// outcome. Where the plan says missed, so does the outcome, and nothing else is done. O(kept).
 Status PackSelection(const SelectionJob& job);

@@ -58,13 +58,26 @@ WEIR_DEVICE inline int ExponentOfHalf(float largest) {
 WEIR_DEVICE inline uint64_t BytesOfLevels(bool wide, unsigned count) {
   return sizeof(float) + (wide ? count : (count + 1) / 2);
 }
-/// As ValueBytes, except for quantiles, where it is ~0.
+WEIR_DEVICE inline unsigned BitsOfQuantiles(ValueFormat format) {
+  return format == ValueFormat::kQuantiles8 ? 8 : 6;
+}
+/// The number of buckets of `count` values.
+WEIR_DEVICE inline unsigned QuantileBucketsOf(ValueFormat format, uint64_t count) {
+  const uint64_t most = uint64_t{1} << BitsOfQuantiles(format);
+  const uint64_t least = count < kBucketsMin ? count : kBucketsMin;
+  const uint64_t wanted = count / kBucketValuesMin;
+  return static_cast<unsigned>(wanted < least ? least : wanted > most ? most : wanted);
+}
+/// As ValueBytes.
 WEIR_DEVICE inline uint64_t BytesOfValues(ValueFormat format, uint64_t count) {
   if (count == 0 || format == ValueFormat::kNone) return 0;
   if (format == ValueFormat::kHalf) return 2 * count;
   if (format == ValueFormat::kFloat) return 4 * count;
   if (format == ValueFormat::kTwoMeans) return 2 * sizeof(float) + (count + 7) / 8;
-  if (format != ValueFormat::kInt8 && format != ValueFormat::kInt4) return ~uint64_t{0};
+  if (IsQuantiles(format)) {
+    return sizeof(float) * QuantileBucketsOf(format, count) +
+           (count * BitsOfQuantiles(format) + 7) / 8;
+  }
   return sizeof(float) * (1 + (count + kValueBlock - 1) / kValueBlock) +
          (format == ValueFormat::kInt8 ? count : (count + 1) / 2);
 }

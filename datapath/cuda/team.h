@@ -117,6 +117,9 @@ class Team {
   }
   /// Atomic operations, also between teams. Add returns the value before.
   WEIR_DEVICE static uint32_t Add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
+  WEIR_DEVICE static void Add(uint64_t* to, uint64_t value) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+  }
   WEIR_DEVICE static void Or(uint32_t* to, uint32_t bits) { atomicOr(to, bits); }
   WEIR_DEVICE static void Lower(uint64_t* to, uint64_t value) {
     atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
@@ -213,6 +216,7 @@ class Team {
     *to += value;
     return before;
   }
+  static void Add(uint64_t* to, uint64_t value) { *to += value; }
   static void Or(uint32_t* to, uint32_t bits) { *to |= bits; }
   static void Lower(uint64_t* to, uint64_t value) { *to = std::min(*to, value); }
 

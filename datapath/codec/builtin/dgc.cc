@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -24,7 +25,6 @@
 namespace weir {
 namespace {
 
-constexpr float kMomentumFactor = 0.9f;
 constexpr size_t kSampleStride = 97;                  // 1 modulo 32, just above 1 %
 constexpr size_t kSampledMin = kSampleStride * 1024;  // shorter buckets are sampled in full
 constexpr int kDgcCorrectionsMax = 10;
@@ -53,62 +53,42 @@ class DgcCodec : public ThresholdCodec {
     return std::make_unique<WarmUpState>();
   }
 
- protected:
+  double RatioOf(const EncodeContext& context, const SelectionState& state) const override {
+    const auto* warm_up = dynamic_cast<const WarmUpState*>(&state);
+    if (warm_up == nullptr) return context.params.ratio;
+    const size_t stage = warm_up->steps / kWarmUpSteps;
+    return stage < kWarmUpRatios.size() ? std::max(context.params.ratio, kWarmUpRatios[stage])
+                                        : context.params.ratio;
+  }
+
+  /// Two or more passes that only read (mostly sampled).
+  SelectionRule Rule(const Tails& tails, SelectionState&) const override {
+    return SelectionRule::Above(SampledThreshold(tails), TooFew::kRepair);
+  }
+  bool AsksForTails() const override { return true; }
+  void LearnCount(const Tails&, size_t, bool, SelectionState& state) const override {
+    auto* warm_up = dynamic_cast<WarmUpState*>(&state);
+    if (warm_up != nullptr) warm_up->steps = std::min(warm_up->steps + 1, kWarmUpEnd);
+  }
   size_t Cap(size_t n, const EncodeContext& context) const override {
     return SelectionCap(n, std::max(context.params.ratio, kWarmUpRatios[0]));
   }
 
-  /// One pass for the momentum, two or more that only read (mostly sampled), and one that selects;
-  /// O(n).
-  Selection Choose(SelectionRequest request, const EncodeContext& context,
-                   SelectionState& state) const override {
-    auto* warm_up = dynamic_cast<WarmUpState*>(&state);
-    if (warm_up != nullptr) {
-      const size_t stage = warm_up->steps / kWarmUpSteps;
-      if (stage < kWarmUpRatios.size()) {
-        request.ratio = std::max(request.ratio, kWarmUpRatios[stage]);
-      }
-    }
-    const std::span<float> momentum = context.momentum.next;
-    if (!momentum.empty()) {
-      kernels::AddMomentum(request.gradient.data(), context.momentum.current.data(),
-                           momentum.size(), kMomentumFactor, momentum.data());
-      request.gradient = momentum;
-    }
-    const Selection selection =
-        SelectAbove(request, SampledThreshold(request), TooFew::kRepair, state);
-    if (selection.sums.non_finite()) return selection;
-    for (size_t i = 0; i < selection.count && !momentum.empty(); ++i) {
-      momentum[state.indices[i]] = 0;
-    }
-    if (warm_up != nullptr) warm_up->steps = std::min(warm_up->steps + 1, kWarmUpEnd);
-    return selection;
-  }
-
  private:
-  static float SampledThreshold(const SelectionRequest& request) {
-    const size_t n = request.gradient.size();
-    if (n == 0) return 0;
-    const size_t stride = n < kSampledMin ? 1 : kSampleStride;
-    std::vector<float> sample;
-    sample.reserve(n / stride + 1);
-    for (size_t i = 0; i < n; i += stride) {
-      const float residual = request.residual.empty() ? 0 : request.residual[i];
-      const float magnitude = std::abs(request.gradient[i] + residual);
-      // NaN has no place in an order; the selecting pass detects it.
-      sample.push_back(magnitude <= std::numeric_limits<float>::max() ? magnitude : 0);
-    }
-    const double wanted = request.ratio * static_cast<double>(sample.size());
+  static float SampledThreshold(const Tails& tails) {
+    if (tails.n == 0) return 0;
+    std::vector<float> sample = tails.magnitudes(tails.n < kSampledMin ? 1 : kSampleStride);
+    if (sample.empty()) return 0;  // reading a device failed
+    const double wanted = tails.ratio * static_cast<double>(sample.size());
     const size_t kth = std::clamp<size_t>(static_cast<size_t>(wanted), 1, sample.size()) - 1;
     std::nth_element(sample.begin(), sample.begin() + static_cast<ptrdiff_t>(kth), sample.end(),
                      std::greater<>());
-    return Corrected(request, sample[kth]);
+    return Corrected(tails, sample[kth]);
   }
 
-  static float Corrected(const SelectionRequest& request, float threshold) {
-    const size_t target = SelectionTarget(request.gradient.size(), request.ratio);
+  static float Corrected(const Tails& tails, float threshold) {
+    const size_t target = SelectionTarget(tails.n, tails.ratio);
     const unsigned sampling = SamplingFor(target);
-    const Tails tails = TailsOf(request);
     float low = 0, high = 0;  // thresholds with too many and too few elements; 0: none yet
     for (int i = 0; i < kDgcCorrectionsMax; ++i) {
       if (!(threshold >= std::numeric_limits<float>::min())) break;

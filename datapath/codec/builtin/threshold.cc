@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selectors, which determine the threshold above which magnitudes are kept, or a more specific set
 // of elements. The bare codec uses the threshold of the first step; the others are its variants,
-// selector=NAME. A selector is a function, its rule or the whole selection, and a row of the table
-// below.
+// selector=NAME. A selector is a rule and a row of the table below.
 // Payload: a selection (proto/WIRE.md section 3).
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "datapath/base/check.h"
@@ -189,85 +187,19 @@ SelectionRule ExactRule(const Tails& tails, SelectionState&) {
 // thresholds come from a histogram per tensor. Counts per tensor are within the bounds of
 // selection.h.
 
-bool CoversBucket(size_t n, std::span<const TensorShape> shape) {
-  uint64_t elements = 0;
-  for (const TensorShape& tensor : shape) elements += tensor.elements();
-  return !shape.empty() && elements == n;
-}
-
-SelectionRequest RequestOfTensor(const SelectionRequest& whole, size_t at, size_t size) {
-  SelectionRequest part{.gradient = whole.gradient.subspan(at, size), .ratio = whole.ratio};
-  if (!whole.residual.empty()) part.residual = whole.residual.subspan(at, size);
-  if (!whole.rest.empty()) part.rest = whole.rest.subspan(at, size);
-  part.format = ValueFormat::kFloat;
-  return part;
-}
-
-/// Selects from one tensor and appends the result to `all` in `state`.
-void AppendTensor(SelectionRequest part, size_t at, SelectionState& scratch,
-                  GradientStatistics* statistics, SelectionState& state, Selection* all) {
-  GradientStatistics seen;
-  if (statistics != nullptr) part.statistics = &seen;
-  scratch.histogram.Clear();  // no steering, because there is no last step of this tensor
-  const Selection one = SelectLargest(part, scratch);
-  if (statistics != nullptr) statistics->Merge(seen);
-  all->sums.energy_in += one.sums.energy_in;
-  all->sums.energy_lost += one.sums.energy_lost;
-  all->sums.max_bits = std::max(all->sums.max_bits, one.sums.max_bits);
-  for (size_t i = 0; i < one.count; ++i) {
-    state.indices[all->count + i] = static_cast<uint32_t>(scratch.indices[i] + at);
-  }
-  std::memcpy(state.values.get() + all->count, scratch.values.get(), one.count * sizeof(float));
-  all->count += one.count;
-}
-
-size_t CapByTensor(size_t n, const EncodeContext& context) {
-  if (!CoversBucket(n, context.shape)) return SelectionCap(n, context.params.ratio);
-  size_t cap = 0;
-  for (const TensorShape& tensor : context.shape) {
-    cap += SelectionCap(tensor.elements(), context.params.ratio);
-  }
-  return std::min(n, cap);
-}
-
-/// Two passes for each tensor; O(n). The state is scratch memory.
-Selection ChooseByTensor(SelectionRequest request, const EncodeContext& context,
-                         SelectionState& state) {
-  const size_t n = request.gradient.size();
-  const TensorShape whole{1, n};
-  const std::span<const TensorShape> tensors =
-      CoversBucket(n, context.shape) ? context.shape : std::span(&whole, 1);
-  state.Reserve(CapByTensor(n, context) + kernels::kBlockElements + kernels::kSelectSlack);
-  GradientStatistics* const statistics = request.statistics;
-  if (statistics != nullptr) statistics->Clear();
-  SelectionState scratch;
-  Selection all;
-  all.format = ValueFormat::kFloat;
-  size_t at = 0;
-  for (const TensorShape& tensor : tensors) {
-    const size_t size = tensor.elements();
-    AppendTensor(RequestOfTensor(request, at, size), at, scratch, statistics, state, &all);
-    at += size;
-  }
-  if (all.sums.non_finite()) return {.sums = all.sums};
-  RepresentValues(request.format, request.rest, state, &all);
-  return all;
-}
-
 // --- Table ---------------------------------------------------------------------------------------
 
 struct Selector {
   const char* name;
   const char* summary;
-  SelectionRule (*rule)(const Tails&, SelectionState&) = nullptr;  // or `choose`
+  SelectionRule (*rule)(const Tails&, SelectionState&) = nullptr;  // or `by_tensor`
   bool asks_for_tails = false;
   void (*learn)(const Tails&, SelectionState&) = nullptr;  // after a selection by `rule`
-  Selection (*choose)(SelectionRequest, const EncodeContext&, SelectionState&) = nullptr;
+  bool by_tensor = false;
   double count_tolerance = 0;
   bool widths = false;         // whether values of 8 and 4 bits are offered, too
   bool follows_scale = false;  // the kept count follows the gradients' scale; opt-in
-  size_t (*cap)(size_t n, const EncodeContext&) = nullptr;  // null: SelectionCap
-  std::unique_ptr<CodecState> (*make_state)() = nullptr;    // null: a SelectionState
+  std::unique_ptr<CodecState> (*make_state)() = nullptr;  // null: a SelectionState
 };
 
 constexpr Selector kSelectors[] = {
@@ -297,9 +229,8 @@ constexpr Selector kSelectors[] = {
      .asks_for_tails = true},
     {.name = "threshold:selector=layer_wise",
      .summary = "largest magnitudes of every tensor (Aji and Heafield 2017)",
-     .choose = ChooseByTensor,
-     .widths = true,
-     .cap = CapByTensor},
+     .by_tensor = true,
+     .widths = true},
 };
 
 class SelectorCodec : public ThresholdCodec {
@@ -320,18 +251,7 @@ class SelectorCodec : public ThresholdCodec {
   void LearnCount(const Tails& tails, size_t, bool, SelectionState& state) const override {
     if (selector_.learn != nullptr) selector_.learn(tails, state);
   }
-
- protected:
-  size_t Cap(size_t n, const EncodeContext& context) const override {
-    return selector_.cap != nullptr ? selector_.cap(n, context) : ThresholdCodec::Cap(n, context);
-  }
-  Selection Choose(SelectionRequest request, const EncodeContext& context,
-                   SelectionState& state) const override {
-    if (selector_.choose == nullptr) {
-      return ThresholdCodec::Choose(std::move(request), context, state);
-    }
-    return selector_.choose(std::move(request), context, state);
-  }
+  bool ByTensor() const override { return selector_.by_tensor; }
 
  private:
   static CodecTraits TraitsOf(const Selector& selector) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -71,6 +72,50 @@ kernels::TailMoments MomentsAbove(const SelectionRequest& request, float thresho
   return moments;
 }
 
+SelectionRequest RequestOfTensor(const SelectionRequest& whole, size_t at, size_t size) {
+  SelectionRequest part{.gradient = whole.gradient.subspan(at, size), .ratio = whole.ratio};
+  if (!whole.residual.empty()) part.residual = whole.residual.subspan(at, size);
+  if (!whole.rest.empty()) part.rest = whole.rest.subspan(at, size);
+  part.format = ValueFormat::kFloat;
+  return part;
+}
+
+/// Selects from one tensor and appends the result to `all` in `state`.
+void AppendTensor(SelectionRequest part, size_t at, SelectionState& scratch,
+                  GradientStatistics* statistics, SelectionState& state, Selection* all) {
+  GradientStatistics seen;
+  if (statistics != nullptr) part.statistics = &seen;
+  scratch.histogram.Clear();  // no steering, because there is no last step of this tensor
+  const Selection one = SelectLargest(part, scratch);
+  if (statistics != nullptr) statistics->Merge(seen);
+  all->sums.energy_in += one.sums.energy_in;
+  all->sums.energy_lost += one.sums.energy_lost;
+  all->sums.max_bits = std::max(all->sums.max_bits, one.sums.max_bits);
+  for (size_t i = 0; i < one.count; ++i) {
+    state.indices[all->count + i] = static_cast<uint32_t>(scratch.indices[i] + at);
+  }
+  std::memcpy(state.values.get() + all->count, scratch.values.get(), one.count * sizeof(float));
+  all->count += one.count;
+}
+
+/// Two passes for each tensor; O(n). The state is scratch memory with room for the selection.
+Selection ChooseByTensor(const SelectionRequest& request, std::span<const size_t> sizes,
+                         SelectionState& state) {
+  GradientStatistics* const statistics = request.statistics;
+  if (statistics != nullptr) statistics->Clear();
+  SelectionState scratch;
+  Selection all;
+  all.format = ValueFormat::kFloat;
+  size_t at = 0;
+  for (const size_t size : sizes) {
+    AppendTensor(RequestOfTensor(request, at, size), at, scratch, statistics, state, &all);
+    at += size;
+  }
+  if (all.sums.non_finite()) return {.sums = all.sums};
+  RepresentValues(request.format, request.rest, state, &all);
+  return all;
+}
+
 }  // namespace
 
 std::vector<CodecSetting> ThresholdSettings() {
@@ -119,7 +164,33 @@ Tails TailsOf(const SelectionRequest& request, uint64_t seed) {
               kernels::Histogram(block, /*sampled=*/false, 0, 1, histogram.bins().data());
             });
             return histogram;
+          },
+      .magnitudes =
+          [&request](size_t stride) {
+            std::vector<float> magnitudes;
+            magnitudes.reserve(request.gradient.size() / stride + 1);
+            for (size_t i = 0; i < request.gradient.size(); i += stride) {
+              const float residual = request.residual.empty() ? 0 : request.residual[i];
+              const float magnitude = std::abs(request.gradient[i] + residual);
+              magnitudes.push_back(magnitude <= std::numeric_limits<float>::max() ? magnitude : 0);
+            }
+            return magnitudes;
           }};
+}
+
+std::vector<size_t> ThresholdCodec::TensorSizes(size_t n, const EncodeContext& context) {
+  std::vector<size_t> sizes;
+  size_t elements = 0;
+  for (const TensorShape& tensor : context.shape) {
+    sizes.push_back(tensor.elements());
+    elements += sizes.back();
+  }
+  if (sizes.empty() || elements != n) return {n};
+  return sizes;
+}
+
+double ThresholdCodec::RatioOf(const EncodeContext& context, const SelectionState&) const {
+  return context.params.ratio;
 }
 
 SelectionRule ThresholdCodec::Rule(const Tails&, SelectionState&) const { return {}; }
@@ -128,6 +199,18 @@ void ThresholdCodec::LearnCount(const Tails&, size_t, bool, SelectionState&) con
 
 Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext& context,
                                  SelectionState& state) const {
+  request.ratio = RatioOf(context, state);
+  const std::span<float> momentum = context.momentum.next;
+  if (!momentum.empty()) {
+    kernels::AddMomentum(request.gradient.data(), context.momentum.current.data(), momentum.size(),
+                         kMomentumFactor, momentum.data());
+    request.gradient = momentum;
+  }
+  if (ByTensor()) {
+    const size_t n = request.gradient.size();
+    state.Reserve(Cap(n, context) + kernels::kBlockElements + kernels::kSelectSlack);
+    return ChooseByTensor(request, TensorSizes(n, context), state);
+  }
   const Tails tails = TailsOf(request, context.seed);
   const SelectionRule rule = Rule(tails, state);
   if (rule.band.has_value()) {
@@ -139,9 +222,9 @@ Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext& 
   }
   Selection selection = rule.largest ? SelectLargest(request, state)
                                      : SelectAbove(request, rule.threshold, rule.too_few, state);
-  if (!selection.sums.non_finite()) {
-    LearnCount(tails, selection.count, selection.overflowed, state);
-  }
+  if (selection.sums.non_finite()) return selection;
+  for (size_t i = 0; i < selection.count && !momentum.empty(); ++i) momentum[state.indices[i]] = 0;
+  LearnCount(tails, selection.count, selection.overflowed, state);
   return selection;
 }
 
@@ -157,7 +240,12 @@ ValueFormat ThresholdCodec::Format(const EncodeContext& context) const {
 }
 
 size_t ThresholdCodec::Cap(size_t n, const EncodeContext& context) const {
-  return SelectionCap(n, context.params.ratio);
+  if (!ByTensor()) return SelectionCap(n, context.params.ratio);
+  size_t cap = 0;
+  for (const size_t size : TensorSizes(n, context)) {
+    cap += SelectionCap(size, context.params.ratio);
+  }
+  return std::min(n, cap);
 }
 
 size_t ThresholdCodec::MaxEncodedBytes(size_t n, const EncodeContext& context) const {

@@ -33,6 +33,10 @@ struct Tails {
   /// reads. Null as above.
   std::function<GradientStatistics()> histogram = {};
 
+  /// The magnitudes of the elements 0, stride, 2 * stride and so on; 0 for those that are not
+  /// finite. Null as above.
+  std::function<std::vector<float>(size_t stride)> magnitudes = {};
+
   kernels::TailMoments Above(float threshold, unsigned sampling, bool logs = false) const {
     return above(threshold, sampling, logs);
   }
@@ -60,9 +64,13 @@ struct SelectionRule {
 };
 
 /// A codec whose payload is a selection (proto/WIRE.md section 3). States derive from
-/// SelectionState; a call without a state uses a plain one.
+/// SelectionState; a call without a state uses a plain one. A codec with needs_momentum selects
+/// from u + residual, where u = kMomentumFactor * u + gradient is the momentum; u becomes zero
+/// where elements are sent. Calls without momentum buffers select from gradient + residual.
 class ThresholdCodec : public FusedCodec {
  public:
+  static constexpr float kMomentumFactor = 0.9f;
+
   const CodecTraits& Traits() const override { return traits_; }
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override;
   std::unique_ptr<CodecState> NewState(size_t n, const EncodeContext& context) const override;
@@ -75,23 +83,32 @@ class ThresholdCodec : public FusedCodec {
   Status DecodeIndices(std::span<const std::byte> payload, size_t n,
                        std::vector<uint32_t>* indices) const override;
 
+  /// The ratio of a step, which may be above that of the context; the default is that.
+  virtual double RatioOf(const EncodeContext& context, const SelectionState& state) const;
   /// The rule of a step; the default is SelectLargest. For the same tails and state it gives the
   /// same rule until LearnCount. Not for codecs that override Choose.
   virtual SelectionRule Rule(const Tails& tails, SelectionState& state) const;
-  /// Whether Rule asks for moments or the histogram.
+  /// Whether Rule asks for moments, the histogram or magnitudes.
   virtual bool AsksForTails() const { return false; }
+  /// Whether SelectLargest selects from every tensor for itself, without regard to earlier steps;
+  /// Rule is not used then.
+  virtual bool ByTensor() const { return false; }
+  /// The sizes of the parts of n elements from which ByTensor selects: the tensors of the context,
+  /// or one part where they do not describe the bucket.
+  static std::vector<size_t> TensorSizes(size_t n, const EncodeContext& context);
   /// Updates the state after a selection by Rule that met only finite elements. `count` were kept,
   /// after an overflow not by the rule's threshold. Not for codecs that override Choose.
   virtual void LearnCount(const Tails& tails, size_t count, bool overflowed,
                           SelectionState& state) const;
   /// The format of the values; the default follows from params.bits.
   virtual ValueFormat Format(const EncodeContext& context) const;
+  /// The most elements that any step keeps; the default is SelectionCap(n, ratio), or the sum of
+  /// that of every tensor.
+  virtual size_t Cap(size_t n, const EncodeContext& context) const;
 
  protected:
   explicit ThresholdCodec(CodecTraits traits) : traits_(std::move(traits)) {}
 
-  /// The most elements that Choose keeps; the default is SelectionCap(n, ratio).
-  virtual size_t Cap(size_t n, const EncodeContext& context) const;
   /// Makes the selection and updates the state from its outcome. The default follows Rule; O(n) in
   /// the passes of SelectLargest or SelectAbove, and those of the rule.
   virtual Selection Choose(SelectionRequest request, const EncodeContext& context,

@@ -13,12 +13,6 @@
 namespace weir {
 namespace {
 
-// Quantiles: the least number of values per bucket, so that means cost at most half a bit per value
-// unless there are few values, and the number of bins of each sign from which buckets are made.
-constexpr uint64_t kBucketValuesMin = 64;
-constexpr uint64_t kBucketsMin = 8;
-constexpr uint32_t kQuantileBins = 2048;
-
 constexpr size_t kMeansBytes = 2 * sizeof(float);
 
 /// The highest level of a magnitude.
@@ -243,7 +237,7 @@ ValueDecoder::ValueDecoder(ValueFormat format, int exponent, std::span<const std
                            size_t at, size_t count)
     : format_(format), exponent_(exponent), payload_(payload), at_(at), left_(count) {
   WEIR_CHECK(at + ValueBytes(format, count) <= payload.size());
-  if (format == ValueFormat::kQuantiles8 || format == ValueFormat::kQuantiles6) {
+  if (IsQuantiles(format)) {
     means_.resize(QuantileBuckets(format, count));
   }
 }

@@ -22,6 +22,18 @@ enum class ValueFormat : uint8_t {
   kQuantiles6 = 7,  // the same with up to 64 buckets
 };
 inline constexpr ValueFormat kValueFormatLast = ValueFormat::kQuantiles6;
+constexpr bool IsQuantiles(ValueFormat format) {
+  return format == ValueFormat::kQuantiles8 || format == ValueFormat::kQuantiles6;
+}
+
+/// kQuantiles: the bins of each sign from which buckets are made, and the most buckets. A bin is so
+/// narrow that the sum of fewer than 2^28 values in it is exact in double precision.
+inline constexpr uint32_t kQuantileBins = 2048;
+inline constexpr uint32_t kQuantileBucketsMax = 256;
+/// The least number of values per bucket, so that means cost at most half a bit per value unless
+/// there are few values, and the number of buckets then.
+inline constexpr uint64_t kBucketValuesMin = 64;
+inline constexpr uint64_t kBucketsMin = 8;
 
 /// The number of values that share a step size in kInt8 and kInt4.
 inline constexpr size_t kValueBlock = 256;

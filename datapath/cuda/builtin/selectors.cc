@@ -23,6 +23,13 @@ struct Readback {
   uint32_t bins[GradientStatistics::kBins];
 };
 
+struct MomentumOf {
+  const float *gradient, *current;
+  float* next;
+  float factor;
+  WEIR_DEVICE void operator()(size_t i) const { next[i] = factor * current[i] + gradient[i]; }
+};
+
 /// The state of a call, or one that is only used in it.
 class StateOf {
  public:
@@ -45,7 +52,7 @@ class DeviceSelector : public DeviceCodec {
 
   /// Some 20 bytes for each element that may be kept.
   size_t WorkspaceBytes(size_t n, const DeviceCall& call) const override {
-    const size_t cap = SelectionCap(n, call.context.params.ratio);
+    const size_t cap = host_.Cap(n, call.context);
     return std::max(SelectionWorkspace::ForEncode(nullptr, n, cap).bytes,
                     ReadingWorkspace::For(nullptr, MaxPayload(n, call), cap).bytes);
   }
@@ -62,9 +69,12 @@ class DeviceSelector : public DeviceCodec {
                                        ": the size of its payload depends on data, so it cannot be "
                                        "part of a CUDA graph"));
     }
-    SelectionJob job = MakeJob(operands, call, out);
-    if (host_.AsksForTails()) return MarkMissed(call);
     StateOf state(call);
+    SelectionJob job = MakeJob(operands, call, *state, out);
+    if (!call.context.momentum.next.empty()) {
+      WEIR_RETURN_IF_ERROR(AddMomentum(operands.gradient, call.context.momentum, call.stream));
+    }
+    if (Waits()) return MarkMissed(call);
     const SelectionRule rule = host_.Rule(TailsOf(job, call), *state);
     if (!Adopt(rule, *state, &job)) {
       WEIR_RETURN_IF_ERROR(CountSelection(job));
@@ -79,21 +89,23 @@ class DeviceSelector : public DeviceCodec {
 
   StatusOr<Outcome> Resolve(const PassOperands& operands, const DeviceCall& call,
                             std::span<std::byte> out) const override {
-    SelectionJob job = MakeJob(operands, call, out);
     StateOf state(call);
+    SelectionJob job = MakeJob(operands, call, *state, out);
     std::unique_ptr<Readback> own;
     Readback* read = PinnedOf(call);
-    const bool queued = read != nullptr && !host_.AsksForTails();
+    const bool queued = read != nullptr && !Waits();
     if (read == nullptr) {
       own = std::make_unique<Readback>();
       read = own.get();
     }
+    if (host_.ByTensor()) return EncodeByTensor(job, call, read);
     Status measured;
     Tails tails = TailsOf(job, call);
     tails.above = [&](float threshold, unsigned sampling, bool logs) {
       return Measure(job, {threshold, sampling, logs}, read, &measured);
     };
     tails.histogram = [&] { return ReadHistogram(job, read, &measured); };
+    tails.magnitudes = [&](size_t stride) { return ReadMagnitudes(job, stride, &measured); };
     const SelectionRule rule = host_.Rule(tails, *state);
     WEIR_RETURN_IF_ERROR(measured);
     const bool attempted = Adopt(rule, *state, &job);
@@ -114,12 +126,12 @@ class DeviceSelector : public DeviceCodec {
       learnt.stale = false;
       WEIR_RETURN_IF_ERROR(EncodeExactly(job, attempted, read));
     }
-    if (call.bins != nullptr) {
-      WEIR_RETURN_IF_ERROR(CopyOnDevice(call.bins, job.work.bins,
-                                        GradientStatistics::kBins * sizeof(uint32_t), call.stream));
-    }
+    WEIR_RETURN_IF_ERROR(KeepBins(job, call));
     if (read->outcome.max_bits < kInfinityBits) {
       learnt.count = read->plan.count;
+      if (const auto momentum = call.context.momentum.next; !momentum.empty()) {
+        WEIR_RETURN_IF_ERROR(ClearSelected(job, read->plan.count, momentum));
+      }
       if (rule.largest) state->Learn(StatisticsOf(read->outcome, read->bins, job.in.n), learnt);
       host_.LearnCount(tails, read->plan.count, overflowed, *state);
     }
@@ -134,17 +146,26 @@ class DeviceSelector : public DeviceCodec {
       return DataLoss(StrCat(host_.Traits().name, " payload: ", payload.size(), " bytes, expected ",
                              kSelectionHeaderBytes, " to ", MaxPayload(n, call)));
     }
-    const size_t cap = SelectionCap(n, call.context.params.ratio);
+    const size_t cap = host_.Cap(n, call.context);
     const auto work = ReadingWorkspace::For(call.workspace.data(), MaxPayload(n, call), cap);
     return AddSelection(payload, work, cap, scale, out, call.fault, call.stream);
   }
 
  private:
+  /// Whether everything happens in Resolve.
+  bool Waits() const { return host_.AsksForTails() || host_.ByTensor(); }
   size_t MaxPayload(size_t n, const DeviceCall& call) const {
     return host_.MaxEncodedBytes(n, call.context);
   }
   static Tails TailsOf(const SelectionJob& job, const DeviceCall& call) {
-    return {.n = job.in.n, .ratio = call.context.params.ratio, .seed = call.context.seed};
+    return {.n = job.in.n, .ratio = job.ratio, .seed = call.context.seed};
+  }
+  /// The new momentum, which takes the place of the gradient.
+  static Status AddMomentum(std::span<const float> gradient, const MomentumBuffers& momentum,
+                            Stream stream) {
+    return ForEachElement(stream, gradient.size(),
+                          MomentumOf{gradient.data(), momentum.current.data(), momentum.next.data(),
+                                     ThresholdCodec::kMomentumFactor});
   }
   /// The pass of the first attempt. Returns false where there is no threshold for one.
   static bool Adopt(const SelectionRule& rule, const SelectionState& state, SelectionJob* job) {
@@ -182,6 +203,75 @@ class DeviceSelector : public DeviceCodec {
     return StatisticsOf(read->outcome, read->bins, job.in.n);
   }
 
+  /// Waits; failures as for Measure. In pieces, since there is room for as many as may be kept.
+  static std::vector<float> ReadMagnitudes(const SelectionJob& job, size_t stride, Status* status) {
+    std::vector<float> magnitudes(TilesOf(job.in.n, stride));
+    const auto read = [&]() -> Status {
+      for (size_t at = 0; at < magnitudes.size(); at += job.cap) {
+        const size_t size = std::min(job.cap, magnitudes.size() - at);
+        WEIR_RETURN_IF_ERROR(SampleMagnitudes(job, at, stride, size));
+        WEIR_RETURN_IF_ERROR(
+            CopyToHost(&magnitudes[at], job.work.staged_values, size * sizeof(float), job.stream));
+        WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
+      }
+      return OkStatus();
+    };
+    if (status->ok()) status->Update(read());
+    if (!status->ok()) magnitudes.clear();
+    return magnitudes;
+  }
+
+  static Status KeepBins(const SelectionJob& job, const DeviceCall& call) {
+    if (call.bins == nullptr) return OkStatus();
+    return CopyOnDevice(call.bins, job.work.bins, GradientStatistics::kBins * sizeof(uint32_t),
+                        call.stream);
+  }
+
+  /// The exact passes for each tensor, whose entries are appended, one pass for the statistics of
+  /// the whole, and its payload. Waits twice or three times for each tensor.
+  StatusOr<Outcome> EncodeByTensor(const SelectionJob& job, const DeviceCall& call,
+                                   Readback* read) const {
+    size_t at = 0;
+    uint32_t count = 0, max_bits = 0;
+    for (const size_t size : ThresholdCodec::TensorSizes(job.in.n, call.context)) {
+      if (size == 0) continue;
+      SelectionJob part = PartOf(job, at, size, count);
+      WEIR_RETURN_IF_ERROR(PlaceExactly(part, /*recount=*/true, read));
+      count += read->plan.count;
+      max_bits = std::max(max_bits, read->outcome.max_bits);
+      at += size;
+    }
+    SelectionJob whole = job;
+    if (job.rest != nullptr) {  // where the passes have stored e
+      whole.in.gradient = job.rest;
+      whole.in.residual = nullptr;
+    }
+    // The exponent of half precision follows from the magnitudes alone, so no threshold counts.
+    whole.pass.threshold = 0;
+    const float largest = std::bit_cast<float>(std::min(max_bits, kInfinityBits - 1));
+    whole.pass.exponent = count == 0 ? 0 : HalfExponent(largest, 0);
+    WEIR_RETURN_IF_ERROR(CountSelection(whole));
+    WEIR_RETURN_IF_ERROR(SetCount(whole, &count));
+    WEIR_RETURN_IF_ERROR(PackSelection(whole));
+    WEIR_RETURN_IF_ERROR(KeepBins(whole, call));
+    WEIR_RETURN_IF_ERROR(ReadNow(whole, read));
+    return read->outcome;
+  }
+  /// The job of one tensor, whose entries follow the first `count`.
+  static SelectionJob PartOf(const SelectionJob& job, size_t at, size_t size, uint32_t count) {
+    SelectionJob part = job;
+    part.in.gradient += at;
+    if (part.in.residual != nullptr) part.in.residual += at;
+    if (part.rest != nullptr) part.rest += at;
+    part.in.n = size;
+    part.first = static_cast<uint32_t>(at);
+    part.target = SelectionTarget(size, job.ratio);
+    part.cap = SelectionCap(size, job.ratio);
+    part.work.indices += count;
+    part.work.values += count;
+    return part;
+  }
+
   struct TailRequest {
     float threshold;
     unsigned sampling;
@@ -214,11 +304,13 @@ class DeviceSelector : public DeviceCodec {
   }
 
   SelectionJob MakeJob(const PassOperands& operands, const DeviceCall& call,
-                       std::span<std::byte> out) const {
+                       const SelectionState& state, std::span<std::byte> out) const {
     const size_t n = operands.gradient.size();
-    const double ratio = call.context.params.ratio;
+    const double ratio = host_.RatioOf(call.context, state);
+    const bool by_tensor = host_.ByTensor();
+    const std::span<const float> momentum = call.context.momentum.next;
     SelectionJob job{
-        .in = {.gradient = operands.gradient.data(),
+        .in = {.gradient = momentum.empty() ? operands.gradient.data() : momentum.data(),
                .residual = operands.residual.empty() ? nullptr : operands.residual.data(),
                .rest = nullptr,
                .n = n,
@@ -230,8 +322,10 @@ class DeviceSelector : public DeviceCodec {
         .band = {},
         .banded = false,
         .format = host_.Format(call.context),
+        .ratio = ratio,
         .target = SelectionTarget(n, ratio),
-        .cap = SelectionCap(n, ratio),
+        .cap = by_tensor ? host_.Cap(n, call.context) : SelectionCap(n, ratio),
+        .first = 0,
         .accepts_few = false,
         .rest = operands.rest.empty() ? nullptr : operands.rest.data(),
         .out = out.data(),
@@ -261,6 +355,12 @@ class DeviceSelector : public DeviceCodec {
   /// The passes of a selection without a threshold: a full histogram (unless `recount` is off and
   /// `read` has it), the numbers in each tile, and the selection.
   static Status EncodeExactly(SelectionJob& job, bool recount, Readback* read) {
+    WEIR_RETURN_IF_ERROR(PlaceExactly(job, recount, read));
+    WEIR_RETURN_IF_ERROR(PackSelection(job));
+    return ReadNow(job, read);
+  }
+  /// The same without a payload. `read` has the number of entries and the sums.
+  static Status PlaceExactly(SelectionJob& job, bool recount, Readback* read) {
     if (recount) {
       WEIR_RETURN_IF_ERROR(CountSelection(job));
       WEIR_RETURN_IF_ERROR(ReadNow(job, read));
@@ -274,9 +374,7 @@ class DeviceSelector : public DeviceCodec {
     }
     WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kPlace));
     // Selecting began with an empty plan.
-    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
-    WEIR_RETURN_IF_ERROR(PackSelection(job));
-    return ReadNow(job, read);
+    return PlaceTiles(job, SelectionStore::kCount);
   }
   static Status CountTiles(const SelectionJob& job, Readback* read) {
     WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kCount));
@@ -293,7 +391,8 @@ void AddSelectors(std::vector<const DeviceCodec*>& codecs) {
   for (const std::string_view name :
        {"top_k", "top_k:memory=ef21", "adaq", "threshold", "threshold:selector=hard",
         "threshold:selector=gaussian_k", "threshold:selector=redsync",
-        "threshold:selector=ms_top_k", "sidco", "sidco:fit=e", "sidco:fit=gp", "sidco:fit=p"}) {
+        "threshold:selector=ms_top_k", "threshold:selector=layer_wise", "sidco", "sidco:fit=e",
+        "sidco:fit=gp", "sidco:fit=p", "dgc", "sketchml"}) {
     codecs.push_back(new DeviceSelector(name));
   }
 }

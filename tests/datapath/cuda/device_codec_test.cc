@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <set>
 
 #include "datapath/codec/select/threshold_codec.h"
 #include "tests/datapath/codec/golden_input.h"
@@ -39,6 +42,32 @@ std::vector<Setting> Settings() {
     }
   }
   return all;
+}
+
+/// The names between backticks in the part of the README after `begin` and before `end`.
+std::set<std::string> NamesInReadme(const std::string& begin, const std::string& end) {
+  std::ifstream file(std::string(WEIR_TEST_SOURCE_DIR) + "/../datapath/cuda/README.md");
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t from = text.find(begin), to = text.find(end, from);
+  EXPECT_NE(to, std::string::npos) << begin << " ... " << end;
+  std::set<std::string> names;
+  for (size_t at = text.find('`', from); at < to; at = text.find('`', at + 1)) {
+    const size_t close = text.find('`', at + 1);
+    names.insert(text.substr(at + 1, close - at - 1));
+    at = close;
+  }
+  return names;
+}
+
+TEST(DeviceCodecsTest, TheReadmeSaysWhatRunsWhere) {
+  std::set<std::string> there, here;
+  for (const Codec* codec : Codecs().All()) {
+    const std::string& name = codec->Traits().name;
+    (FindDeviceCodec(name) != nullptr ? there : here).insert(name);
+  }
+  EXPECT_EQ(NamesInReadme("\nOn the device: ", "\n\n"), there);
+  const std::set<std::string> listed = NamesInReadme("\nOn the host, after a copy:", "\n## ");
+  for (const std::string& name : here) EXPECT_TRUE(listed.contains(name)) << name;
 }
 
 std::vector<Stream> Streams() {

@@ -38,13 +38,19 @@ std::vector<float> GradientOf(size_t n, int step) {
 void RunSteps(const Steps& steps, Stream stream) {
   const DeviceCodec& codec = *FindDeviceCodec(steps.codec);
   const size_t n = steps.n;
+  // The tensors are selected from as a whole, or each for itself.
+  const std::vector<TensorShape> shape = {{1, n / 3}, {1, 0}, {1, 1}, {7, 3}, {1, n - n / 3 - 22}};
   EncodeContext context;
+  context.shape = shape;
   context.params = {.ratio = steps.ratio, .bits = steps.bits};
   const std::unique_ptr<CodecState> host_state = codec.host().NewState(n, context);
   std::vector<float> residual(n, 0.0f), device_residual(n, 0.0f);
   Caller caller(codec, context, n, stream);
   const std::unique_ptr<CodecState> device_state = codec.host().NewState(n, context);
   caller.call().context.state = device_state.get();
+  std::vector<float> momentum(n, 0.0f), next_momentum(n);
+  std::optional<test::OnDevice<float>> device_momentum(std::span<const float>{momentum});
+  std::optional<test::OnDevice<float>> next_device_momentum(n);
   for (int step = 0; step < 20; ++step) {
     SCOPED_TRACE(testing::Message() << steps.codec << ", step " << step << ", n " << n << ", bits "
                                     << steps.bits << ", ratio " << steps.ratio);
@@ -52,6 +58,10 @@ void RunSteps(const Steps& steps, Stream stream) {
     context.state = host_state.get();
     GradientStatistics statistics;
     context.statistics = &statistics;
+    if (codec.host().Traits().needs_momentum) {
+      context.momentum = {momentum, next_momentum};
+      caller.call().context.momentum = {device_momentum->span(), next_device_momentum->span()};
+    }
     std::vector<std::byte> expected;
     std::vector<float> rest(n);
     const EncodeResult result =
@@ -67,6 +77,11 @@ void RunSteps(const Steps& steps, Stream stream) {
                 1e-5 * result.energy_lost + 1e-6 * result.energy_in);
     residual = rest;
     device_residual = encoded->rest;
+    if (codec.host().Traits().needs_momentum) {
+      ASSERT_EQ(test::Patterns(next_momentum), test::Patterns(next_device_momentum->Read()));
+      std::swap(momentum, next_momentum);
+      std::swap(device_momentum, next_device_momentum);
+    }
 
     std::vector<float> sum(n, 0.5f), device_sum = sum;
     ASSERT_TRUE(codec.host().DecodeAdd(expected, context, 0.5f, sum).ok());
@@ -109,7 +124,30 @@ TEST(DeviceSelectionTest, ManyStepsOfEverySelectorAreThoseOfTheHost) {
     }
     RunSteps({traits.settings.front().bits, 0.2, 120000, traits.name}, {});  // sampled
   }
-  EXPECT_GE(selectors, 10u);
+  EXPECT_GE(selectors, 13u);
+}
+
+/// The ratio of dgc falls with its steps, and so do the bounds of a selection.
+TEST(DeviceSelectionTest, AWarmUpIsThatOfTheHost) {
+  const DeviceCodec& codec = *FindDeviceCodec("dgc");
+  constexpr size_t kSize = 4000;
+  EncodeContext context;
+  context.params.ratio = 0.001;
+  const auto host_state = codec.host().NewState(kSize, context);
+  const auto device_state = codec.host().NewState(kSize, context);
+  Caller caller(codec, context, kSize);
+  caller.call().context.state = device_state.get();
+  size_t first = 0, last = 0;
+  for (int step = 0; step < 260; ++step) {
+    const std::vector<float> x = weir::test::NormalVector(kSize, step);
+    context.state = host_state.get();
+    const weir::test::Encoded expected = weir::test::EncodeOrDie(codec.host(), x, context);
+    const auto encoded = caller.Encode(x, {}, /*feedback=*/false);
+    ASSERT_TRUE(encoded.ok()) << ToString(encoded.status());
+    ASSERT_EQ(expected.payload, encoded->payload) << step;
+    (step == 0 ? first : last) = expected.payload.size();
+  }
+  EXPECT_GT(first, 20 * last);
 }
 
 TEST(DeviceSelectionTest, EveryCodingOfPositionsIsThatOfTheHost) {
