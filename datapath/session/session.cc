@@ -115,6 +115,14 @@ StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, Sessi
   return session;
 }
 
+OperationStages::Options Session::StageOptions() const {
+  return {.job = options_.job,
+          .rank = options_.rank,
+          .world = options_.world,
+          .device_timeout = options_.operation_timeout,
+          .given_up = [this] { return failed_.load(); }};
+}
+
 Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, AgentPort* agent,
                  std::shared_ptr<const Plan> initial)
     : options_(std::move(options)),
@@ -127,13 +135,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
                     .world = options_.world,
                     .failed = [this](const std::string& detail) { OnOffloadFailed(detail); }}),
       residuals_(std::make_unique<ResidualStore>()),
-      stages_(std::make_unique<OperationStages>(
-          OperationStages::Options{.job = options_.job,
-                                   .rank = options_.rank,
-                                   .world = options_.world,
-                                   .device_timeout = options_.operation_timeout,
-                                   .given_up = [this] { return failed_.load(); }},
-          *residuals_, RealClock())),
+      stages_(std::make_unique<OperationStages>(StageOptions(), *residuals_, RealClock())),
       agent_(agent),
       activation_(options_.rank, options_.world, std::move(initial)),
       adaptive_deadline_({options_.operation_timeout_floor, options_.operation_timeout}) {

@@ -253,6 +253,7 @@ class Session : public AgentHandler {
   Status TakePlan(Group& group, const std::vector<Standing>& all, int source);
   Status CheckStart(TimePoint deadline);
   void Inherit(Session& former);
+  OperationStages::Options StageOptions() const;
   Status ApplyAgreement();
 
   // Indices of operations without a bucket, above those of all others: the comparison of replicas,

@@ -47,9 +47,7 @@ struct Session::Standing {
 
 // Memory is allocated first, so that the former session keeps everything on an exception.
 void Session::Inherit(Session& former) {
-  auto stages = std::make_unique<OperationStages>(
-      OperationStages::Options{options_.job, options_.rank, options_.world}, *former.residuals_,
-      RealClock());
+  auto stages = std::make_unique<OperationStages>(StageOptions(), *former.residuals_, RealClock());
   std::vector<Bucket*> live;
   {
     MutexLock theirs(former.mutex_);

@@ -321,6 +321,8 @@ class Survivors {
     testing::RunRanks(2, [&](int rank) { sessions_[rank]->Close(); });
   }
 
+  Session& session(int rank) { return *sessions_[rank]; }
+
   std::vector<std::byte> Step(uint64_t key, const std::vector<std::vector<float>>& gradients,
                               bool on_device) {
     std::vector<DeviceGradient> buckets;
@@ -364,6 +366,27 @@ TEST_F(NodeDevicesTest, AMeshThatFormsAgainFormsItsGroupsAgain) {
         << step;
   }
   EXPECT_GT(nccl_.exchanges, 0);
+}
+
+TEST_F(NodeDevicesTest, AMeshThatFormedAgainDoesNotWaitForAGradientWhenItCloses) {
+  if (!testing::OnHost()) GTEST_SKIP() << "the stream would end";
+  Job job({});
+  job.Up();
+  job.Step(GradientsOf(0, 4));
+  auto buckets = job.Begin(GradientsOf(1, 4), 3);
+  job.world().sessions[3]->Close();
+  Failures(job, 10);
+  Survivors survivors(job);
+  DeviceGradient late(BytesOf(GradientsOf(2, 1)[0], Dtype::kFloat32), true);
+  for (int i = 0; i < 200000; ++i) {  // each question does one of them
+    ASSERT_TRUE(cuda::FillDevice(late.data(), 0, 1, late.stream()).ok());
+  }
+  Session& session = survivors.session(0);
+  ASSERT_TRUE(session.BeginStep().ok());
+  ASSERT_TRUE(session.AllReduce(job.key(), late.data(), 0.5, nullptr, late.place()).ok());
+  const TimePoint begin = RealClock().Now();
+  session.Close();
+  EXPECT_LT(ToSeconds(RealClock().Now() - begin), 5);
 }
 
 TEST_F(NodeDevicesTest, DevicesThatDoNotMoveMeetTheDeadline) {
