@@ -53,7 +53,7 @@ class DeviceBucket {
   virtual StatusOr<SharedMax> LocalMax(const Codec& codec, std::span<const float> residual,
                                        const EncodeContext& context) = 0;
   /// As Codec::Encode (`residual` and `rest` empty) or EncodeWithFeedback, with the same bytes.
-  /// Residual and rest are in the device's memory, `out` is in the host's.
+  /// Residual, rest and the context's momentum are in the device's memory, `out` is in the host's.
   virtual StatusOr<EncodeResult> Encode(const Codec& codec, std::span<const float> residual,
                                         std::span<float> rest, const EncodeContext& context,
                                         std::span<std::byte> out) = 0;
@@ -65,14 +65,24 @@ class DeviceBucket {
                                    std::span<const std::span<const std::byte>> payloads,
                                    std::span<const int> ranks, const EncodeContext& context,
                                    float scale) = 0;
+  /// to = from - the decoded payload, which is this rank's own. Both are as long as the bucket, in
+  /// the device's memory, and do not overlap. The elements of the bucket do not change. kDataLoss
+  /// as above.
+  virtual Status Subtract(const Codec& codec, std::span<const std::byte> payload,
+                          const EncodeContext& context, std::span<const float> from,
+                          std::span<float> to) = 0;
+  /// After DecodeSum: next = estimate + the elements, which become scale * next. The spans are as
+  /// those of Subtract. Returns whether all elements are finite.
+  virtual StatusOr<bool> AddToEstimate(std::span<const float> estimate, std::span<float> next,
+                                       float scale) = 0;
   /// Multiplies the elements by `scale`. Returns whether all are finite.
   virtual StatusOr<bool> Scale(float scale) = 0;
   /// The elements begin .. begin + size - 1 (at least one) as a bucket of its own: its functions
   /// work on the same memory. It is ready. No function of it may be called once this bucket is
   /// destroyed.
   virtual StatusOr<std::unique_ptr<DeviceBucket>> Part(size_t begin, size_t size) = 0;
-  /// After DecodeSum or Scale: writes the elements to the data. Returns false, and does not, if the
-  /// data's dtype cannot hold them.
+  /// After DecodeSum, AddToEstimate or Scale: writes the elements to the data. Returns false, and
+  /// does not, if the data's dtype cannot hold them.
   virtual StatusOr<bool> Deliver() = 0;
   /// Sets the data to NaN.
   virtual Status FillNan() = 0;

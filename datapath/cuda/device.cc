@@ -52,6 +52,17 @@ struct ScaleElements {
   float scale;
   WEIR_DEVICE void operator()(size_t i) const { data[i] *= scale; }
 };
+struct MoveEstimate {
+  float* data;
+  const float* estimate;
+  float* next;
+  float scale;
+  WEIR_DEVICE void operator()(size_t i) const {
+    const float moved = estimate[i] + data[i];
+    next[i] = moved;
+    data[i] = scale * moved;
+  }
+};
 struct NarrowElements {
   const float* in;
   uint16_t* out;
@@ -348,31 +359,39 @@ class GpuBucket final : public DeviceBucket {
     WEIR_RETURN_IF_ERROR(Finish(run()));
     WEIR_RETURN_IF_ERROR(Synchronise(stream()));
     for (size_t i = 0; i < faults.size(); ++i) {
-      if (faults[i] == std::numeric_limits<uint64_t>::max()) continue;
-      return DataLoss(StrCat(RankName(rank_of(i)), ": ", codec.Traits().name,
-                             ": malformed at offset ", faults[i]));
+      WEIR_RETURN_IF_ERROR(CheckFault(faults[i], rank_of(i), codec));
     }
     return std::isfinite(largest_);
   }
 
-  StatusOr<bool> Scale(float scale) override {
+  Status Subtract(const Codec& codec, std::span<const std::byte> payload,
+                  const EncodeContext& context, std::span<const float> from,
+                  std::span<float> to) override {
     const UseDevice use(device_.ordinal());
-    WEIR_ASSIGN_OR_RETURN(ScratchBuffer memory, device_.TakeMemory(Parts::Room(kPassWorkspace) +
-                                                                   Parts::Room(sizeof(float))));
-    Parts parts(memory.bytes());
-    DeviceCall call;
-    call.stream = stream();
-    call.workspace = parts.Take<std::byte>(kPassWorkspace);
-    float* const largest = parts.Take<float>(1).data();
+    WEIR_ASSIGN_OR_RETURN(Setup setup, SetUp(codec, context, 1));
+    WEIR_ASSIGN_OR_RETURN(ScratchBuffer received, device_.TakeMemory(payload.size()));
+    const auto copy = received.bytes().first(payload.size());
+    uint64_t fault = 0;
+    setup.call.fault = setup.faults.data();
+    setup.call.payload_on_host = payload;
     const auto run = [&]() -> Status {
-      WEIR_RETURN_IF_ERROR(
-          ForEachElement(stream(), floats_.size(), ScaleElements{floats_.data(), scale}));
-      WEIR_RETURN_IF_ERROR(MaxMagnitude(floats_, {}, call, largest));
-      return cuda::CopyToHost(&largest_, largest, sizeof(largest_), stream());
+      WEIR_RETURN_IF_ERROR(CopyOnDevice(to.data(), from.data(), from.size_bytes(), stream()));
+      WEIR_RETURN_IF_ERROR(FillDevice(setup.call.fault, 0xFF, sizeof(fault), stream()));
+      WEIR_RETURN_IF_ERROR(CopyToDevice(copy.data(), payload.data(), payload.size(), stream()));
+      WEIR_RETURN_IF_ERROR(setup.codec->DecodeAdd(copy, setup.call, -1.0f, to));
+      return cuda::CopyToHost(&fault, setup.call.fault, sizeof(fault), stream());
     };
     WEIR_RETURN_IF_ERROR(Finish(run()));
     WEIR_RETURN_IF_ERROR(Synchronise(stream()));
-    return std::isfinite(largest_);
+    return CheckFault(fault, context.rank, codec);
+  }
+
+  StatusOr<bool> AddToEstimate(std::span<const float> estimate, std::span<float> next,
+                               float scale) override {
+    return Change(MoveEstimate{floats_.data(), estimate.data(), next.data(), scale});
+  }
+  StatusOr<bool> Scale(float scale) override {
+    return Change(ScaleElements{floats_.data(), scale});
   }
 
   StatusOr<std::unique_ptr<DeviceBucket>> Part(size_t begin, size_t size) override {
@@ -456,6 +475,32 @@ class GpuBucket final : public DeviceBucket {
       WEIR_RETURN_IF_ERROR(Synchronise(stream()));
     }
     return setup;
+  }
+
+  /// Calls visit(i) for every element, which changes it. Returns whether all are finite then.
+  template <class Visit>
+  StatusOr<bool> Change(const Visit& visit) {
+    const UseDevice use(device_.ordinal());
+    WEIR_ASSIGN_OR_RETURN(ScratchBuffer memory, device_.TakeMemory(Parts::Room(kPassWorkspace) +
+                                                                   Parts::Room(sizeof(float))));
+    Parts parts(memory.bytes());
+    DeviceCall call;
+    call.stream = stream();
+    call.workspace = parts.Take<std::byte>(kPassWorkspace);
+    float* const largest = parts.Take<float>(1).data();
+    const auto run = [&]() -> Status {
+      WEIR_RETURN_IF_ERROR(ForEachElement(stream(), floats_.size(), visit));
+      WEIR_RETURN_IF_ERROR(MaxMagnitude(floats_, {}, call, largest));
+      return cuda::CopyToHost(&largest_, largest, sizeof(largest_), stream());
+    };
+    WEIR_RETURN_IF_ERROR(Finish(run()));
+    WEIR_RETURN_IF_ERROR(Synchronise(stream()));
+    return std::isfinite(largest_);
+  }
+  static Status CheckFault(uint64_t fault, int rank, const Codec& codec) {
+    if (fault == std::numeric_limits<uint64_t>::max()) return OkStatus();
+    return DataLoss(
+        StrCat(RankName(rank), ": ", codec.Traits().name, ": malformed at offset ", fault));
   }
 
   /// Waits after an error, because memory of work that is under way is about to be returned.

@@ -97,22 +97,24 @@ Status CodedExchange::Start() {
 
 Status CodedExchange::TakeResiduals() {
   const CodecTraits& traits = codec().Traits();
+  Device* const device = DeviceOrNull();
   if (!traits.needs_momentum) {
     if (!traits.needs_error_feedback && !OwesWhatIsLeft() &&
         !env_.residuals.HasResidual(in_.bucket)) {
       return OkStatus();
     }
-    Device* const device = in_.device == nullptr ? nullptr : &in_.device->device();
     WEIR_ASSIGN_OR_RETURN(residual_, env_.residuals.BeginEncode(in_.bucket, device));
     return TakeAggregateResidual();
   }
-  WEIR_ASSIGN_OR_RETURN(const ResidualBuffers buffers, env_.residuals.BeginEncode(in_.bucket));
-  WEIR_ASSIGN_OR_RETURN(context_.momentum, env_.residuals.BeginMomentum(in_.bucket));
+  WEIR_ASSIGN_OR_RETURN(const ResidualBuffers buffers,
+                        env_.residuals.BeginEncode(in_.bucket, device));
+  WEIR_ASSIGN_OR_RETURN(context_.momentum, env_.residuals.BeginMomentum(in_.bucket, device));
   if (traits.needs_error_feedback) {
     residual_ = buffers;
     return TakeAggregateResidual();
   }
   // Only momentum changes; the residual of an earlier codec is kept for the next one.
+  WEIR_CHECK(device == nullptr);
   std::copy(buffers.current.begin(), buffers.current.end(), buffers.next.begin());
   return OkStatus();
 }
@@ -122,7 +124,7 @@ Status CodedExchange::TakeAggregateResidual() {
 }
 
 Status CodedExchange::TakeEf21() {
-  WEIR_ASSIGN_OR_RETURN(ef21_, env_.residuals.BeginEf21(in_.bucket, gradient_));
+  WEIR_ASSIGN_OR_RETURN(ef21_, env_.residuals.BeginEf21(in_.bucket, gradient_, DeviceOrNull()));
   residual_ = ResidualBuffers{ef21_->negative, ef21_->next_negative};
   // The estimate is an unscaled sum.
   estimate_scale_ = std::exchange(scale_, 1.0f);
@@ -146,7 +148,8 @@ void CodedExchange::RenewStates() {
 }
 
 Status CodedExchange::EncodeFirst() {
-  ScratchPool& pool = in_.device == nullptr ? env_.pool : in_.device->device().pinned();
+  Device* const device = DeviceOrNull();
+  ScratchPool& pool = device == nullptr ? env_.pool : device->pinned();
   payload_ = pool.Take(codec().MaxEncodedBytes(gradient_.size(), context_));
   if (codec().Traits().shared_metadata == SharedMetadata::kNone) return RunEncoder();
   WEIR_RETURN_IF_ERROR(FindMaxima());
@@ -222,11 +225,12 @@ Status CodedExchange::RunEncoder() {
 }
 
 StatusOr<EncodeResult> CodedExchange::Encode(std::span<std::byte> out) {
-  if (ef21_.has_value()) return Ef21Encode(codec(), gradient_, *ef21_, context_, out);
   const ResidualBuffers kept = residual_.value_or(ResidualBuffers{});
   if (in_.device != nullptr) {
+    if (ef21_.has_value()) return Ef21Encode(codec(), *in_.device, *ef21_, context_, out);
     return in_.device->Encode(codec(), kept.current, kept.next, context_, out);
   }
+  if (ef21_.has_value()) return Ef21Encode(codec(), gradient_, *ef21_, context_, out);
   if (!residual_.has_value()) return codec().Encode(gradient_, context_, out);
   return codec().EncodeWithFeedback(gradient_, kept.current, kept.next, context_, out);
 }
@@ -299,6 +303,14 @@ Status CodedExchange::DecodeLanes(std::span<const std::byte> sum) {
   return OkStatus();
 }
 
+StatusOr<bool> CodedExchange::DeliverEstimate() {
+  if (in_.device == nullptr) {
+    Ef21Deliver(*ef21_, estimate_scale_, gradient_);
+    return ScaleFinite(gradient_, 1);
+  }
+  return in_.device->AddToEstimate(ef21_->estimate, ef21_->next_estimate, estimate_scale_);
+}
+
 void CodedExchange::AccountFor(std::span<const float> values) {
   double kept = 0;
   for (const float value : values) kept += static_cast<double>(value) * value;
@@ -319,8 +331,8 @@ Status CodedExchange::Deliver() {
   const TimePoint begin = env_.clock.Now();
   WEIR_RETURN_IF_ERROR(Decode());
   if (ef21_.has_value() && !outcome_.non_finite) {
-    Ef21Deliver(*ef21_, estimate_scale_, gradient_);
-    outcome_.non_finite = !ScaleFinite(gradient_, 1);
+    WEIR_ASSIGN_OR_RETURN(const bool finite, DeliverEstimate());
+    outcome_.non_finite = !finite;
   }
   outcome_.decode += env_.clock.Now() - begin;
   return OkStatus();

@@ -101,11 +101,14 @@ class CodedExchange : public Exchange {
   Status Start();
   StatusOr<EncodeResult> Encode(std::span<std::byte> out);
   Status FindMaxima();
+  Device* DeviceOrNull() const { return in_.device == nullptr ? nullptr : &in_.device->device(); }
   // The gradient in the host's memory, for measurements.
   std::span<const float> HostGradient() const {
     return in_.device == nullptr ? std::span<const float>(gradient_) : in_.host_gradient;
   }
   Status TakeEf21();
+  /// Replaces the decoded sum by the scaled estimate. Returns whether it is finite.
+  StatusOr<bool> DeliverEstimate();
   void RenewStates();
 
   std::optional<Ef21Buffers> ef21_;  // in place of a residual; `residual_` then has the memory

@@ -108,8 +108,7 @@ struct ExchangeInput {
   CodecMemory& memory;
   bool sample = false;  // whether to measure the gradient, see GradientSample
   // The gradient, if it is in a device's memory; otherwise null. The device runs the codec, the
-  // form has on_devices, the codec keeps neither momentum nor an estimate, and no aggregate
-  // residual is left unless the form encodes sums of nodes.
+  // form has on_devices, and no aggregate residual is left unless the form encodes sums of nodes.
   DeviceBucket* device = nullptr;
   std::span<const float> host_gradient = {};  // with a device and `sample`: a copy of the gradient
 };

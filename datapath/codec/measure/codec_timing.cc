@@ -210,8 +210,7 @@ const std::map<std::string, CodecTiming>& CodecTimings() {
 bool EncodesOn(const Device& device, const Codec& codec) {
   // A lossless codec adds the residual to the gradient instead of encoding the sum.
   const CodecTraits& traits = codec.Traits();
-  return traits.lossy && !traits.ef21 && !traits.needs_momentum && !traits.lanes_are_votes &&
-         device.Runs(codec);
+  return traits.lossy && !traits.lanes_are_votes && device.Runs(codec);
 }
 
 DeviceCodecTimings MeasureCodecsOn(Device& device, size_t elements) {

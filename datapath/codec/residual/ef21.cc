@@ -23,6 +23,20 @@ StatusOr<EncodeResult> Ef21Encode(const Codec& codec, std::span<const float> gra
   return result;
 }
 
+StatusOr<EncodeResult> Ef21Encode(const Codec& codec, DeviceBucket& gradient,
+                                  const Ef21Buffers& buffers, const EncodeContext& context,
+                                  std::span<std::byte> out) {
+  WEIR_ASSIGN_OR_RETURN(
+      const EncodeResult result,
+      gradient.Encode(codec, buffers.negative, buffers.next_negative, context, out));
+  if (result.non_finite) return result;
+  EncodeContext own = context;
+  own.state = nullptr;
+  WEIR_RETURN_IF_ERROR(gradient.Subtract(codec, out.first(result.bytes), own, buffers.negative,
+                                         buffers.next_negative));
+  return result;
+}
+
 void Ef21Deliver(const Ef21Buffers& buffers, float scale, std::span<float> sum) {
   WEIR_CHECK(buffers.estimate.size() == sum.size() && buffers.next_estimate.size() == sum.size());
   for (size_t i = 0; i < sum.size(); ++i) {

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "datapath/codec/codec.h"
+#include "datapath/codec/device.h"
 #include "datapath/codec/residual/error_feedback.h"
 
 namespace weir {
@@ -22,6 +23,12 @@ namespace weir {
 /// next_negative unspecified. Codecs with a shared maximum use LocalMax(gradient, negative). Errors
 /// are those of the codec. O(n) plus the codec's encoding and decoding.
 StatusOr<EncodeResult> Ef21Encode(const Codec& codec, std::span<const float> gradient,
+                                  const Ef21Buffers& buffers, const EncodeContext& context,
+                                  std::span<std::byte> out);
+
+/// The same for a gradient in the memory of a device, as all buffers are; `out` is in the host's.
+/// Errors are also those of the device.
+StatusOr<EncodeResult> Ef21Encode(const Codec& codec, DeviceBucket& gradient,
                                   const Ef21Buffers& buffers, const EncodeContext& context,
                                   std::span<std::byte> out);
 

@@ -52,13 +52,8 @@ struct ResidualStore::Bucket {
       if (next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     }
   }
-  /// Prepares the memory to which this step writes. Memory that Undo needs is not overwritten.
-  void AllocateNext(int kind) {
-    if (!undoable[kind] && next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
-    next[kind].Allocate(elements);
-  }
-  /// The same for a residual or aggregate residual, whose buffers will be in the memory of `device`
-  /// (null: the host's).
+  /// Prepares the memory from and to which this step reads and writes, in the memory of `device`
+  /// (null: the host's). Memory that Undo needs is not overwritten.
   Status Place(int kind, Device* device) {
     WEIR_RETURN_IF_ERROR(current[kind].MoveTo(device));
     WEIR_RETURN_IF_ERROR(current[kind].AllocateOn(device, elements));
@@ -67,7 +62,7 @@ struct ResidualStore::Bucket {
   }
   /// Moves what a device holds to the host.
   Status BringHome() {
-    for (const int kind : {kResidual, kAggregate}) {
+    for (int kind = 0; kind < kKinds; ++kind) {
       WEIR_RETURN_IF_ERROR(current[kind].MoveTo(nullptr));
       if (undoable[kind]) WEIR_RETURN_IF_ERROR(former[kind].MoveTo(nullptr));
     }
@@ -230,7 +225,7 @@ StatusOr<ResidualBuffers> ResidualStore::BeginEncode(uint64_t key, Device* devic
                          {bucket->next[kResidual].data(), bucket->elements}};
 }
 
-StatusOr<MomentumBuffers> ResidualStore::BeginMomentum(uint64_t key) {
+StatusOr<MomentumBuffers> ResidualStore::BeginMomentum(uint64_t key, Device* device) {
   MutexLock lock(mutex_);
   const auto it = buckets_.find(key);
   if (it == buckets_.end()) return NotFound(StrCat("no residual bucket ", BucketKeyName(key)));
@@ -239,8 +234,7 @@ StatusOr<MomentumBuffers> ResidualStore::BeginMomentum(uint64_t key) {
     return FailedPrecondition(StrCat("momentum of bucket ", BucketKeyName(key),
                                      " is taken once per step, after its residual"));
   }
-  bucket.current[kMomentum].Allocate(bucket.elements);
-  bucket.AllocateNext(kMomentum);
+  WEIR_RETURN_IF_ERROR(bucket.Place(kMomentum, device));
   bucket.momentum_used = true;
   return MomentumBuffers{{bucket.current[kMomentum].data(), bucket.elements},
                          {bucket.next[kMomentum].data(), bucket.elements}};
@@ -313,15 +307,16 @@ Status ResidualStore::FlushAggregate(uint64_t key, std::span<float> gradient) {
   return OkStatus();
 }
 
-StatusOr<Ef21Buffers> ResidualStore::BeginEf21(uint64_t key, std::span<float> gradient) {
-  WEIR_RETURN_IF_ERROR(Flush(key, gradient).status());
+StatusOr<Ef21Buffers> ResidualStore::BeginEf21(uint64_t key, std::span<float> gradient,
+                                               Device* device) {
   MutexLock lock(mutex_);
-  Bucket& bucket = *buckets_.at(key);
-  bucket.use = Use::kEf21;
+  WEIR_ASSIGN_OR_RETURN(Bucket* const unused, FindUnused(key));
+  Bucket& bucket = *unused;
   for (const int kind : {kNegative, kEstimate}) {
-    bucket.current[kind].Allocate(bucket.elements);
-    bucket.AllocateNext(kind);
+    WEIR_RETURN_IF_ERROR(bucket.Place(kind, device));
   }
+  WEIR_RETURN_IF_ERROR(TakeFlush(key, bucket, gradient, device).status());
+  bucket.use = Use::kEf21;
   return Ef21Buffers{{bucket.current[kNegative].data(), bucket.elements},
                      {bucket.next[kNegative].data(), bucket.elements},
                      {bucket.current[kEstimate].data(), bucket.elements},
@@ -341,14 +336,20 @@ void ResidualStore::DropEf21(uint64_t key) {
 StatusOr<bool> ResidualStore::Flush(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
-  WEIR_RETURN_IF_ERROR(bucket->BringHome());
-  const Buffer& residual = bucket->current[kResidual];
-  const Buffer& aggregate = bucket->current[kAggregate];
+  return TakeFlush(key, *bucket, gradient, nullptr);
+}
+
+StatusOr<bool> ResidualStore::TakeFlush(uint64_t key, Bucket& bucket, std::span<float> gradient,
+                                        Device* device) {
+  Buffer& residual = bucket.current[kResidual];
+  Buffer& aggregate = bucket.current[kAggregate];
+  WEIR_RETURN_IF_ERROR(residual.MoveTo(device));
+  WEIR_RETURN_IF_ERROR(aggregate.MoveTo(device));
   const bool left = residual.data() != nullptr || aggregate.data() != nullptr;
   if (!gradient.empty() || left) {
-    WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
+    WEIR_RETURN_IF_ERROR(CheckSize(key, bucket.elements, gradient));
   }
-  bucket->use = Use::kFlushed;
+  bucket.use = Use::kFlushed;
   const Range held = aggregate.held;
   WEIR_RETURN_IF_ERROR(residual.AddTo(gradient, 0, gradient.size()));
   WEIR_RETURN_IF_ERROR(aggregate.AddTo(gradient, held.begin, held.begin + held.size));

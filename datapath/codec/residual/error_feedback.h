@@ -78,10 +78,9 @@ struct Ef21Buffers {
 /// drops momentum at Commit, while DropEf21 and a flush drop the memory. With EF21 a bucket holds
 /// 16 bytes per element.
 ///
-/// Residuals and aggregate residuals are in the memory of the device that encodes the bucket or the
-/// sum; there, an aggregate residual takes as much memory as a residual. Whatever else uses them (a
-/// step on the host or a flush, Define, Scale, Export) moves them to the host first, with the
-/// errors of Device. Everything else is in the host's memory.
+/// All of it is in the memory of the device that encodes the bucket or the sum; there, an aggregate
+/// residual takes as much memory as a residual. Whatever else uses it (a step on the host or a
+/// flush, Define, Scale, Export) moves it to the host first, with the errors of Device.
 ///
 /// Thread-safe: a mutex guards the bookkeeping, but not the floats. The spans of BeginEncode belong
 /// to the caller until Commit, Discard or a Define that redefines the bucket. The caller must not
@@ -109,9 +108,9 @@ class ResidualStore {
   StatusOr<ResidualBuffers> BeginEncode(uint64_t key, Device* device = nullptr);
 
   /// The momentum of a bucket for this step, to be called after BeginEncode; allocated at the first
-  /// use. kNotFound as above. kFailedPrecondition: BeginEncode was not called before, or this was
-  /// called twice.
-  StatusOr<MomentumBuffers> BeginMomentum(uint64_t key);
+  /// use. kNotFound and `device` as above. kFailedPrecondition: BeginEncode was not called before,
+  /// or this was called twice.
+  StatusOr<MomentumBuffers> BeginMomentum(uint64_t key, Device* device = nullptr);
 
   /// The elements begin .. begin + size - 1 of a bucket.
   struct Range {
@@ -140,19 +139,21 @@ class ResidualStore {
   Status FlushAggregate(uint64_t key, std::span<float> gradient);
 
   /// The EF21 memory of a bucket for this step; zero at first. A residual that is left is added to
-  /// `gradient` (as long as the bucket), as by Flush. kNotFound and kFailedPrecondition as
-  /// BeginEncode; kInvalidArgument as Flush.
-  StatusOr<Ef21Buffers> BeginEf21(uint64_t key, std::span<float> gradient);
+  /// `gradient` (as long as the bucket), as by Flush. `gradient` and all spans are in the memory of
+  /// `device`; null: the host's. kNotFound and kFailedPrecondition as BeginEncode; kInvalidArgument
+  /// as Flush.
+  StatusOr<Ef21Buffers> BeginEf21(uint64_t key, std::span<float> gradient,
+                                  Device* device = nullptr);
 
   /// Drops the bucket's EF21 memory at once. Every step of another codec calls it, so that all
   /// ranks begin again together. Has no effect on buckets that have no memory, are unknown or were
   /// used in this step.
   void DropEf21(uint64_t key);
 
-  /// For a dense step: adds the residual and the aggregate residual to `gradient`; they become zero
-  /// at Commit. Costs nothing when the bucket has none. Returns true when something was added.
-  /// Errors as BeginEncode; kInvalidArgument when `gradient` is not as long as the bucket. It may
-  /// be empty if the bucket has none.
+  /// For a dense step: adds the residual and the aggregate residual to `gradient`, which is in the
+  /// host's memory; they become zero at Commit. Costs nothing when the bucket has none. Returns
+  /// true when something was added. Errors as BeginEncode; kInvalidArgument when `gradient` is not
+  /// as long as the bucket. It may be empty if the bucket has none.
   StatusOr<bool> Flush(uint64_t key, std::span<float> gradient);
 
   /// Ends the step: every bucket used since the last call keeps (Commit) or drops (Discard) what
@@ -218,6 +219,8 @@ class ResidualStore {
   StatusOr<Bucket*> FindEncoded(uint64_t key, std::span<const float> gradient)
       WEIR_REQUIRES(mutex_);
   static Status CheckRegion(uint64_t key, const Bucket& bucket, Range region);
+  static StatusOr<bool> TakeFlush(uint64_t key, Bucket& bucket, std::span<float> gradient,
+                                  Device* device);
   static StatusOr<ResidualBuffers> TakeAggregate(Bucket& bucket, Range region,
                                                  std::span<float> gradient, Device* device);
   Status CheckDefinition(const std::vector<ResidualParameter>& parameters) const

@@ -169,6 +169,62 @@ TEST_F(ResidualDeviceTest, ExportAndScaleSeeIt) {
   Step(device_, 6, 0);
 }
 
+TEST_F(ResidualDeviceTest, MomentumAndTheMemoryOfEf21FollowTheStepsToo) {
+  const auto fill = [](Device* device, std::span<float> to, float value) {
+    const std::vector<float> values(to.size(), value);
+    if (device == nullptr) {
+      std::copy(values.begin(), values.end(), to.begin());
+    } else {
+      ASSERT_TRUE(device->WriteFloats(to.data(), values.data(), to.size()).ok());
+    }
+  };
+  const auto read = [](Device* device, std::span<const float> from) {
+    std::vector<float> values(from.begin(), device == nullptr ? from.end() : from.begin());
+    values.resize(from.size());
+    if (device != nullptr) {
+      EXPECT_TRUE(device->ReadFloats(values.data(), from.data(), from.size()).ok());
+    }
+    return values;
+  };
+  const auto all = [](float value) { return std::vector<float>(kElements, value); };
+  const std::vector<Device*> places = {device_, device_, nullptr, device_, nullptr};
+  for (size_t i = 0; i < places.size(); ++i) {
+    Device* const device = places[i];
+    const auto found = static_cast<float>(i);
+    Step(device, 2 * found, 2 * found + 2);
+    const auto momentum = store_.BeginMomentum(kKey, device);
+    ASSERT_TRUE(momentum.ok()) << ToString(momentum.status());
+    EXPECT_EQ(read(device, momentum->current), all(found)) << i;
+    fill(device, momentum->next, found + 1);
+    store_.Commit();
+  }
+  // The residual goes into the gradient of the first step of EF21.
+  const auto step = [&](Device* device, int i, float flushed) {
+    const auto found = static_cast<float>(i);
+    Zeros gradient(device);
+    const auto buffers = store_.BeginEf21(kKey, gradient.floats(), device);
+    ASSERT_TRUE(buffers.ok()) << ToString(buffers.status());
+    EXPECT_EQ(gradient.Take(), all(flushed));
+    EXPECT_EQ(read(device, buffers->negative), all(-found));
+    EXPECT_EQ(read(device, buffers->estimate), all(3 * found));
+    fill(device, buffers->next_negative, -found - 1);
+    fill(device, buffers->next_estimate, 3 * found + 3);
+  };
+  for (size_t i = 0; i < places.size(); ++i) {
+    step(places[i], static_cast<int>(i), i == 0 ? 10.0f : 0.0f);
+    store_.Commit();
+  }
+  ASSERT_TRUE(store_.Undo().ok());
+  step(device_, 4, 0);
+  store_.Commit();
+  std::vector<std::byte> bytes(store_.ExportBytes());
+  ASSERT_TRUE(store_.Export(bytes).ok());
+  step(device_, 5, 0);
+  store_.Commit();
+  ASSERT_TRUE(store_.Import(bytes).ok());
+  step(device_, 5, 0);
+}
+
 TEST_F(ResidualDeviceTest, OnlyMemoryOfTheHostIsCounted) {
   Step(nullptr, 0, 1);
   store_.Commit();

@@ -95,11 +95,8 @@ std::vector<std::vector<float>> GradientsOf(int step) {
   return gradients;
 }
 
-/// Whether a session encodes with the codec on a device, which keeps no estimate.
-bool RunsOnDevice(const std::string& name) {
-  const cuda::DeviceCodec* const codec = cuda::FindDeviceCodec(name);
-  return codec != nullptr && !codec->host().Traits().ef21;
-}
+/// Whether a session encodes with the codec on a device.
+bool RunsOnDevice(const std::string& name) { return cuda::FindDeviceCodec(name) != nullptr; }
 
 /// One codec over the first collective of each form that carries it, so that each way is taken.
 std::vector<Choice> Choices() {
