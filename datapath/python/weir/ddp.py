@@ -22,7 +22,7 @@ are converted to its scale before each step. (Otherwise keep the scale constant,
 bfloat16, which needs no scale.) A step in which any rank meets NaN or infinity is delivered as NaN
 on all ranks, which GradScaler recognises. Other training loops must check `state.last_step_skipped`
 after backward() and skip the optimiser step; its `rank` and `parameter` say where it began
-(weir.non_finite).
+(weir.non_finite). Where the framework sums on a GPU, the step ends behind the pass, and reading waits.
 
 Learning rate: residuals hold gradients, so they are applied at the rate of the step that delivers
 them. Where that matters, call state.scale_state(old_rate / new_rate) after each change of the rate:
@@ -117,7 +117,7 @@ class RestoredBuckets:
     def reduce(self, submit):
         """Reduces what is held and completes the futures. Waits, as long as the deadlines allow.
 
-        submit: a function of (names, flat tensor) that returns a weir.steps.Delivery. Returns
+        submit: a function of (names, flat tensor) that returns a weir.deliveries.Delivery. Returns
         whether the next step should be held, too. All ranks find the same, as their buckets are
         equal.
         """
@@ -319,10 +319,11 @@ class DDPState(Steps):
         """See Steps."""
         if module.training and torch.is_grad_enabled() and self._successor is None:
             self.synchronise()  # where the optimiser made no step, as a loss scaler may say
-            self.begin_step()
+            self.begin_early()
 
     def begin_step(self):
         """See Steps."""
+        self._await_end()
         if self._step_open or self._local is not None and self._local.resting:
             return
         super().begin_step()
@@ -332,6 +333,9 @@ class DDPState(Steps):
         if version != self._followed or self._local.unsettled:
             self._local.follow(Sync.of(self.plan()), self.session.scale_state, self._loss_scale)
             self._followed = version
+
+    def _ends_behind(self):
+        return self._local is None and super()._ends_behind()
 
     def _follow_loss_scale(self, scale):
         if self._local is not None and self._local.active:
@@ -446,7 +450,7 @@ class DDPState(Steps):
         names = [self._name(p, bucket) for p in bucket.parameters()]
         self.check_gradients(bucket.buffer(), names[0])
         if bucket.index() == 0:
-            self.last_step_skipped = False  # that was a period, and this step of the optimiser counts
+            self._skipped = False  # that was a period, and this step of the optimiser counts
         local.hold(names, bucket.index() == 0, at_end_of_backward)
         future = future_of(bucket.buffer())
         future.set_result(bucket.buffer())

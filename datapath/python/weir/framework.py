@@ -49,6 +49,7 @@ class FrameworkGroup:
         accelerator = staging.accelerator_of([tensor])
         if accelerator is None:
             return _HostSum(self, tensor, scale)
+        staging.refuse_capture(accelerator)
         accelerator.run(lambda: tensor.mul_(scale))
 
         def launch(device):
@@ -63,6 +64,7 @@ class FrameworkGroup:
         accelerator = staging.accelerator_of([shard])
         if accelerator is None:
             return _HostScatter(self, scatter, shard)
+        staging.refuse_capture(accelerator)
 
         def launch(device):
             scatter()
@@ -152,15 +154,18 @@ class _DeviceSum:
 
     def __init__(self, group: FrameworkGroup, launch: Callable[[Any], Any], result: torch.Tensor,
                  accelerator: staging.Accelerator, needs: int):
-        self._group, self._accelerator, self._result = group, accelerator, result
+        self._group, self._accelerator = group, accelerator
         self._pause_s = 2e-5
         self._begun = accelerator.mark(accelerator.current())
-        self._total = accelerator.pinned(torch.empty(1))
+        self._largest = accelerator.pinned(torch.zeros(1))
         self._sum = accelerator.pinned(result) if needs & _lib.NEEDS_SUM else None
         self._end = launch(accelerator)
         with torch.no_grad(), accelerator.on(accelerator.incoming):
-            accelerator.run(lambda: self._total.copy_(
-                result.sum(dtype=torch.float32).reshape(1), non_blocking=True))
+            # Here, because the result may be overwritten by the time that a thread looks at it.
+            if result.numel() > 0:
+                accelerator.run(lambda: self._largest.copy_(
+                    torch.linalg.vector_norm(result, math.inf, dtype=torch.float32).reshape(1),
+                    non_blocking=True))
             if self._sum is not None:
                 accelerator.copy(self._sum, result)
         self._checked = accelerator.record(accelerator.incoming)
@@ -180,8 +185,7 @@ class _DeviceSum:
         before = self._group.end(self._end)
         took = self._accelerator.seconds(self._begun, self._end)
         alone = took if before is None else self._accelerator.seconds(before, self._end)
-        finite = math.isfinite(self._total.item()) or bool(torch.isfinite(self._result).all())
-        return dict(finite=finite, network_s=max(0.0, min(took, alone)), since_ready_s=took,
+        return dict(finite=math.isfinite(self._largest.item()), network_s=max(0.0, min(took, alone)), since_ready_s=took,
                     pointer=None if self._sum is None else self._sum.data_ptr())
 
 
@@ -203,10 +207,12 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 class FrameworkDelivery:
-    """A bucket that the framework sums, as an entry of a Completer; see weir.steps.Delivery.
+    """A bucket that the framework sums, as an entry of a Completer; see weir.deliveries.Delivery.
 
     begin() and start() are called in this order unless `later`, where begin() follows when the copy
-    of the gradient that it measures has arrived.
+    of the gradient that it measures has arrived. deferred: whether start() has completed the future,
+    as the group's own would be: an accelerator's streams wait for the sum, and no thread does. What
+    settle() finds then, is known only after the gradients were used.
     """
 
     def __init__(self, session: Session, group: FrameworkGroup, key: int, buffer: torch.Tensor,
@@ -221,6 +227,7 @@ class FrameworkDelivery:
         self.future = staging.future_of(buffer)
         self.done = threading.Event()
         self.error: Optional[WeirError] = None
+        self.deferred = False
         if needs & _lib.NEEDS_SAMPLE and not needs & _lib.NEEDS_RESIDUAL and self._accelerator:
             self._original = self._accelerator.duplicate(buffer)
             self._copy = staging.Transfer(self._accelerator, [self._original], [])
@@ -236,12 +243,16 @@ class FrameworkDelivery:
         """Whether begin() waits for a copy."""
         return self._copy is not None
 
+    def arrive(self) -> None:
+        """Waits for the copy, if there is one, before begin()."""
+        if self._copy is not None:
+            self._copy.arrived()
+
     def begin(self) -> None:
         """Begins the operation of the session, which adds the residual and measures the gradient."""
         assert self._session is not None
         pointer, host = None, self.used
         if self._copy is not None:
-            self._copy.arrived()
             pointer = self._copy.host(self._original).data_ptr()
         elif self._needs & (_lib.NEEDS_RESIDUAL | _lib.NEEDS_SAMPLE):
             host = self.used if self._accelerator is None else self._accelerator.to_host(self.used)
@@ -261,9 +272,14 @@ class FrameworkDelivery:
         except Exception as error:  # of the process group; all ranks are told by settle()
             self._sum = _Failed(error)
         self.used = result
+        if isinstance(self._sum, _DeviceSum):
+            assert self._accelerator is not None
+            with self._accelerator.on(self._accelerator.incoming):
+                self.future.set_result(result)
+            self.deferred = True
 
     def fail(self, error: Exception) -> None:
-        """See weir.steps.Delivery."""
+        """See weir.deliveries.Delivery."""
         if not isinstance(error, WeirError):
             error = WeirError(f"a bucket could not be delivered: {error}", _lib.INTERNAL)
         self.error = self.error or error
@@ -303,7 +319,10 @@ class FrameworkDelivery:
         self._session = self._sum = None
 
     def complete(self) -> None:
-        """See weir.steps.Delivery."""
+        """See weir.deliveries.Delivery."""
+        if self.deferred:
+            self.done.set()
+            return
         context = contextlib.nullcontext() if self._accelerator is None else \
             self._accelerator.on(self._accelerator.incoming)
         try:

@@ -138,6 +138,7 @@ class FSDPState(DDPState):
 
     def begin_step(self):
         """See DDPState.begin_step."""
+        self._await_end()
         if self._pending and not self._step_open:
             raise WeirError("the previous step did not end", _lib.FAILED_PRECONDITION, self.rank)
         if self._step_open:

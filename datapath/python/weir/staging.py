@@ -175,7 +175,8 @@ def accelerator_of(tensors: Sequence[torch.Tensor]) -> Optional[Accelerator]:
         return _accelerators[device]
 
 
-def _refuse_capture(accelerator: Accelerator) -> None:
+def refuse_capture(accelerator: Accelerator) -> None:
+    """Raises FailedPrecondition if the current stream records a CUDA graph."""
     if accelerator.capturing():
         raise WeirError("a CUDA graph is being captured, which cannot hold an exchange with "
                         "other hosts: end the capture before gradients are reduced (DDP: "
@@ -191,7 +192,7 @@ class InPlace:
     """
 
     def __init__(self, accelerator: Accelerator, number: int):
-        _refuse_capture(accelerator)
+        refuse_capture(accelerator)
         self._accelerator = accelerator
         # The current stream may be given more work before libweir looks at it.
         accelerator.follow(accelerator.outgoing, accelerator.record(accelerator.current()))
@@ -219,7 +220,7 @@ class Transfer:
 
         FailedPrecondition: the stream records a CUDA graph.
         """
-        _refuse_capture(accelerator)
+        refuse_capture(accelerator)
         self._accelerator = accelerator
         self._writes = list(writes)
         tensors = {id(t): t for t in (*reads, *writes)}

@@ -5,7 +5,9 @@ A hook hands over a flat buffer of gradients with the key of its bucket. How lib
 of an accelerator is in weir.staging. A thread waits for the deliveries in order and completes their
 futures. When the backward pass ends, a callback on the
 autograd engine waits for the last of them, ends Weir's step, and raises a failure as a WeirError
-that names the rank at fault. (The engine runs a reentrant checkpoint as a pass within the pass. So
+that names the rank at fault. Where the framework sums all buckets on an accelerator, nothing waits
+there, as without Weir: the step ends behind the pass, on that thread, at the latest before the next
+pass reduces its first bucket, which raises a failure then. (The engine runs a reentrant checkpoint as a pass within the pass. So
 the hooks, which are in weir.ddp and weir.fsdp, choose the pass with whose end the step ends.)
 """
 import atexit
@@ -24,14 +26,16 @@ from weir import environment
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
+from weir.deliveries import Delivery, StepEnd
 from weir.framework import FrameworkDelivery, FrameworkGroup
 from weir.futures import Completer, Launch
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 from weir.session import Session, Stats
-from weir.staging import InPlace, Transfer, on_incoming, way_of
+from weir.staging import Transfer, way_of
 
 DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
           torch.bfloat16: _lib.BFLOAT16}
+_CLOSE_S = 5.0  # how long close() waits for other threads
 attached: "weakref.WeakSet[Steps]" = weakref.WeakSet()  # the states of this process
 
 
@@ -40,66 +44,6 @@ def columns(parameter):
     if parameter.dim() < 2 or parameter.shape[0] == 0:
         return 0
     return parameter.numel() // parameter.shape[0]
-
-
-class Delivery:
-    """A bucket on its way, as an entry of a Completer.
-
-    way: how libweir gets at the bucket; None for one on the host.
-    raises: whether a failure fails the future; otherwise the end of the backward pass raises it.
-    """
-
-    def __init__(self, session: Session, buffer: torch.Tensor,
-                 way: Union[None, InPlace, Transfer], raises: bool):
-        self._session: Optional[Session] = session
-        self._buffer, self._way = buffer, way
-        self._request: Any = None
-        self.used = way.host(buffer) if isinstance(way, Transfer) else buffer  # by libweir
-        self.raises = raises
-        self.future = torch.futures.Future() if way is None else way.future()
-        self.done = threading.Event()
-        self.error: Optional[WeirError] = None
-
-    def begin(self, key: int, scale: float) -> None:
-        """Queues the all-reduce of the bucket, which a Transfer must have brought to the host."""
-        assert self._session is not None
-        if isinstance(self._way, InPlace):
-            self._request = self._session.all_reduce_device(
-                key, self._way.number, self.used.data_ptr(), self._way.stream, scale)
-        else:
-            self._request = self._session.all_reduce(key, self.used.data_ptr(), scale)
-
-    def fail(self, error: Exception) -> None:
-        """Notes a failure, which every waiter for `done` must get."""
-        if not isinstance(error, WeirError):
-            error = WeirError(f"a bucket could not be delivered: {error}", _lib.INTERNAL)
-        self.error = self.error or error
-
-    def settle(self) -> None:
-        try:
-            if self._request is not None and self._session is not None:
-                self._session.wait(self._request)
-        except WeirError as error:
-            self.fail(error)
-        self._session = None  # so that the session closes when the state is dropped
-
-    def complete(self) -> None:
-        try:
-            if self.error is not None:
-                with on_incoming(self._way):
-                    self.used.zero_()
-            if isinstance(self._way, Transfer):
-                self._way.send_back()
-        except Exception as error:  # of the device
-            self.fail(error)
-        try:
-            if self.error is not None and self.raises:
-                self.future.set_exception(self.error)
-            else:
-                with on_incoming(self._way):
-                    self.future.set_result(self._buffer)
-        finally:
-            self.done.set()
 
 
 def at_end_of_backward(function):
@@ -128,7 +72,6 @@ class Steps:
 
     module: the module whose parameters are trained, without its wrapper.
     scaler, compare_parameters: see DDPState.
-    last_step_skipped: False, or a SkippedStep if a rank met NaN or infinity in the last step.
     """
 
     session: Session
@@ -138,7 +81,7 @@ class Steps:
     def __init__(self, module, scaler=None, compare_parameters=False):
         self._module = weakref.ref(module)
         self._parameters = list(module.parameters())
-        self.last_step_skipped: Union[bool, SkippedStep] = False
+        self._skipped: Union[bool, SkippedStep] = False
         self._keys = {}
         self._ranges = {}      # bucket key -> its ranges, as given to define()
         self._sizes = {}       # bucket key -> elements, of the current or last step
@@ -148,10 +91,13 @@ class Steps:
         self._ending = False      # whether the step ends with the backward pass that runs
         self._completer = Completer()
         self._launches = Completer()
-        self._session_calls = threading.Lock()  # those of a thread of _launches and of a hook
+        self._session_calls = threading.Lock()  # those of other threads, and those beside them
         weakref.finalize(self, self._completer.close)
         weakref.finalize(self, self._launches.close)
         self._step_open = False
+        self._unended: Optional[StepEnd] = None  # of the last step, behind its pass
+        self._handed_out = False  # whether the gradients of a failed step were used
+        self._closed = False
         self._framework: Optional[FrameworkGroup] = None  # sums where the plan says so
         self._scaler = scaler
         self._loss_scale = None  # that of the residuals
@@ -170,13 +116,32 @@ class Steps:
     def __reduce__(self):
         return type(None), ()
 
+    @property
+    def last_step_skipped(self) -> Union[bool, SkippedStep]:
+        """False, or a SkippedStep if a rank met NaN or infinity in the last step, for whose end this
+        waits. Raises the WeirError of a step that failed behind its pass."""
+        self._await_end()
+        return self._skipped
+
     def before_forward(self, module, unused_inputs):
         """Begins a step with the forward pass of a training step."""
         if module.training and torch.is_grad_enabled():
+            self.begin_early()
+
+    def begin_early(self) -> None:
+        """Does begin_step() without waiting: if the last step has not ended yet, its end does it."""
+        end = self._unended
+        if end is not None and not end.ended.is_set():
+            end.begins = True  # if that comes too late, the first bucket begins the step
+        else:
             self.begin_step()
 
     def begin_step(self) -> None:
         """Begins a step unless one is open. After attach(), each forward pass calls it."""
+        self._await_end()
+        self._begin_step()
+
+    def _begin_step(self):
         if not self._step_open:
             if self._scaler is not None:
                 self._follow_loss_scale(float(self._scaler.get_scale()))
@@ -202,6 +167,7 @@ class Steps:
 
         See weir_scale_state.
         """
+        self._await_end()
         self.session.scale_state(factor)
 
     def check_gradients(self, buffer, name):
@@ -280,6 +246,7 @@ class Steps:
         later = delivery.copying or not self._launches.settled()
 
         def begin():
+            delivery.arrive()
             with self._session_calls:
                 delivery.begin()
         if not later:
@@ -333,9 +300,9 @@ class Steps:
         None where there are none, equally on all ranks."""
         return None
 
-    def _explain_skipped_step(self):
+    def _explain_skipped_step(self, local_gradients):
         """Returns a SkippedStep, and lets rank 0 say what it knows."""
-        gradients = None if self._searched else self.local_gradients()
+        gradients = None if self._searched else local_gradients()
         known = self._searched or gradients is not None
         if gradients is not None:
             self._found = first_non_finite(gradients)
@@ -373,20 +340,62 @@ class Steps:
 
     def _finish_step(self):
         pending, self._pending = self._pending, []
+        if pending and self._ends_behind() and all(delivery.deferred for delivery in pending):
+            self._unended = end = StepEnd(self, pending)
+            if self._launches.settled():
+                self._completer.put(end)
+            else:  # behind those that are yet to be put there
+                self._launches.put(Launch(lambda: self._completer.put(end)))
+            return
         for delivery in pending:
             delivery.done.wait()  # as long as its operation's deadline allows
+        failure = self._conclude(pending, self.local_gradients)
+        if failure is not None and self._in_backward:
+            # Raised later, so that DDP ends the iteration properly and can begin another one.
+            at_end_of_backward(_raiser(failure))
+
+    def _conclude(self, pending, local_gradients):
+        """Ends the session's step, whose deliveries are settled; returns the failure."""
         failure = next((d.error for d in pending if d.error is not None), None)
         self._step_open = False
         try:
             skipped = self.session.step_end()
-            self.last_step_skipped = self._explain_skipped_step() if skipped else False
+            self._skipped = self._explain_skipped_step(local_gradients) if skipped else False
         except WeirError as error:
             failure = failure or error
         self._searches_left = max(0, self._searches_left - self._searched)
         self._searched, self._found = False, None
-        if failure is not None and self._in_backward:
-            # Raised later, so that DDP ends the iteration properly and can begin another one.
-            at_end_of_backward(_raiser(failure))
+        return failure
+
+    def _ends_behind(self):
+        """Whether steps may end behind their pass. A loss scaler waits for the gradients anyway, and
+        residuals have its scale when a step begins."""
+        return self._scaler is None
+
+    def end_behind(self, pending):
+        """See StepEnd; returns the failure."""
+        with self._session_calls:
+            if self._closed:
+                return None
+            failure = self._conclude(pending, lambda: None)  # the gradients were used
+            self._handed_out = self._handed_out or failure is not None
+            return failure
+
+    def begin_behind(self):
+        """See StepEnd."""
+        with self._session_calls:
+            if not self._closed:
+                self._begin_step()
+
+    def _await_end(self):
+        """Waits for the end of the last step, and raises its failure once."""
+        end = self._unended
+        if end is None:
+            return
+        end.ended.wait()
+        self._unended = None
+        if end.failure is not None:
+            raise end.failure
 
     def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
         """Continues with the remaining ranks, after backward() has raised a WeirError.
@@ -398,6 +407,12 @@ class Steps:
         continues as long as it needs no collective of its own process group: attach to a model
         without buffers, or with broadcast_buffers=False, and without find_unused_parameters.
         """
+        with contextlib.suppress(WeirError):
+            self._await_end()
+        if self._handed_out:
+            raise WeirError("the sum of a step failed after its gradients were used, so no rank's "
+                            "model is known to be right: restart from a checkpoint",
+                            _lib.FAILED_PRECONDITION, self.rank)
         store = store or dist.distributed_c10d._get_default_store()
         self._await_launches(timeout_s)  # no bucket of the broken step may begin in the new mesh
         self._framework = None  # its group has the lost rank
@@ -423,7 +438,9 @@ class Steps:
 
     def report_loss(self, loss: float) -> None:
         """Tells the controller the loss of the current step."""
-        self.session.report_loss(float(loss))
+        loss = float(loss)
+        with self._session_calls:
+            self.session.report_loss(loss)
 
     def stats(self) -> Stats:
         """Counters of this rank (weir.Stats)."""
@@ -431,7 +448,8 @@ class Steps:
 
     def plan(self) -> Dict[str, Any]:
         """The active plan as a dictionary."""
-        return self.session.plan()
+        with self._session_calls:
+            return self.session.plan()
 
     def choices(self) -> List[Tuple[int, Dict[str, Any]]]:
         """Returns the choices of the last step's buckets: [(elements, choice)], largest first.
@@ -445,17 +463,26 @@ class Steps:
 
     def state_dict(self) -> Dict[str, Any]:
         """Returns this rank's residuals and codec states, to be saved with its checkpoint."""
+        self._await_end()
         state = self.session.export_state()
         return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
                 if state else torch.empty(0, dtype=torch.uint8), "loss_scale": self._loss_scale}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restores state_dict() between steps. Parameters are matched by name."""
+        self._await_end()
         self.session.import_state(state["residuals"].numpy().tobytes())
         self._loss_scale = state.get("loss_scale", self._loss_scale)
 
     def close(self) -> None:
         """Leaves the job. Called at exit; safe to call twice."""
+        end, framework = self._unended, self._framework
+        if end is not None and framework is not None:
+            end.ended.wait(framework.timeout_s + _CLOSE_S)  # its sums have that deadline themselves
+        held = self._session_calls.acquire(timeout=_CLOSE_S)
+        self._closed = True
+        if held:
+            self._session_calls.release()
         self.session.close()
         attached.discard(self)
 

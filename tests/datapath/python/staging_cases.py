@@ -18,6 +18,7 @@ import torch.distributed as dist
 import weir
 from weir import _lib
 from weir import staging
+from weir.framework import FrameworkGroup
 
 _WORK = ctypes.CFUNCTYPE(None)
 DEADLINE_S = 20.0
@@ -81,9 +82,10 @@ class FakeDevice:
 
     def __init__(self, forgotten=None, copy_s=COPY_S):
         self.outgoing, self.incoming, self.computing = Stream(), Stream(), Stream()
+        self.summing = Stream()
         self.captures = False
         self._names = {self.outgoing: "outgoing", self.incoming: "incoming",
-                       self.computing: "computing"}
+                       self.computing: "computing", self.summing: "summing"}
         self._forgotten, self._copy_s = forgotten, copy_s
         self._mine = set()  # addresses
         self._handles = []
@@ -102,6 +104,12 @@ class FakeDevice:
     def kernel(self, function, seconds=KERNEL_S):
         """Something slow on the stream that computes."""
         self.computing.give(function, seconds)
+
+    def framework(self):
+        """A FrameworkGroup whose sums are made by a stream, as NCCL's are."""
+        group = FrameworkGroup(None, "fake", DEADLINE_S)
+        group.all_reduce = lambda tensor: FakeSum(self, tensor)
+        return group
 
     def read(self, tensor):
         """The content of a tensor as the computing stream sees it."""
@@ -145,6 +153,31 @@ class FakeDevice:
     def pinned(self, like):
         return torch.full(like.shape, 77, dtype=like.dtype)
 
+    def run(self, work):
+        self.current().give(work)
+
+    def duplicate(self, tensor):
+        made = self.tensor(torch.full_like(tensor, 78))
+        self.run(lambda: made.copy_(tensor))
+        return made
+
+    def to_host(self, tensor):
+        self.block(self.record(self.current()), always=True)
+        return tensor.detach().clone()
+
+    def mark(self, stream):
+        event = threading.Event()
+
+        def note():
+            event.time = time.monotonic()
+            event.set()
+        stream.give(note)
+        return event
+
+    def seconds(self, begin, end):
+        assert begin.is_set() and end.is_set()
+        return end.time - begin.time
+
     def capturing(self):
         return self.captures
 
@@ -170,6 +203,25 @@ def in_place():
     return True
 
 
+class FakeSum:
+    """A sum by a stream of the fake, which runs behind the current one."""
+
+    def __init__(self, fake, tensor):
+        self._fake = fake
+        fake.follow(fake.summing, fake.record(fake.current()))
+
+        def add():
+            host = tensor.detach().clone()  # to the process group, it is not the fake's
+            dist.all_reduce(host)
+            tensor.copy_(host)
+        fake.summing.give(add, KERNEL_S)
+        self._end = fake.record(fake.summing)
+
+    def wait(self):
+        """Makes the current stream wait."""
+        self._fake.follow(self._fake.current(), self._end)
+
+
 class CudaDevice:
     """A CUDA device, for the same cases."""
 
@@ -178,6 +230,11 @@ class CudaDevice:
 
     def tensor(self, values):
         return values.to(self.device)
+
+    def framework(self):
+        """Gloo copies through the host, since NCCL wants a device for each rank."""
+        group = dist.new_group(backend="gloo")
+        return FrameworkGroup(group, "gloo", DEADLINE_S)
 
     def kernel(self, function, seconds=KERNEL_S):
         torch.cuda._sleep(int(seconds * 1.5e9))
@@ -419,6 +476,94 @@ def beside_hosts(device, rank, world):
     return all(torch.equal(found, other) for other in everywhere) and bool(found.count_nonzero() > 0)
 
 
+def _summed_by_framework(device):
+    class Summed(weir.DDPState):
+        """A state whose plan, as it has no other, leaves buckets to the framework."""
+
+        def _framework_of(self, *unused):
+            return device.framework()
+    state = _state(Summed)
+    return state, [state.define([(name, ELEMENTS, 0)], torch.float32) for name in "ab"]
+
+
+def framework_sums(device, rank, world):
+    """Neither hooks nor the end of a pass wait for sums of the framework, but the results do."""
+    state, keys = _summed_by_framework(device)
+    buffers = [device.tensor(torch.zeros(ELEMENTS)) for _ in keys]
+    good, took = True, []
+    for step in range(3):
+        if step > 0:  # the forward pass, which begins the step when the last one has ended
+            began = time.monotonic()
+            state.begin_early()
+            took.append(time.monotonic() - began)
+        found = []
+        for index, (key, buffer) in enumerate(zip(keys, buffers)):
+            def fill(buffer=buffer, value=(rank + 1) * (step + 1) * (index + 1)):
+                buffer.fill_(value)
+            device.kernel(fill, 10 * KERNEL_S)
+            state.begin_step()
+            began = time.monotonic()
+            found.append(state.submit(key, buffer).future.wait())
+            took.append(time.monotonic() - began)
+        began = time.monotonic()
+        state._finish_step()
+        took.append(time.monotonic() - began)
+        good = good and (state._unended is None or not state._unended.ended.is_set()
+                         or not isinstance(device, FakeDevice))
+        for index, buffer in enumerate(found):
+            mean = (world + 1) / 2 * (step + 1) * (index + 1)
+            good = good and bool((device.read(buffer) == mean).all())
+        took = took if step > 0 else []  # memory is there from the second step on
+    good = good and state.last_step_skipped is False and state.stats().step == 2
+    state.close()
+    return good and (max(took) < 5 * KERNEL_S or not isinstance(device, FakeDevice))
+
+
+def framework_skips(device, rank, world):
+    """Infinity in a sum of the framework skips its step, as who asks learns."""
+    state, (key, _) = _summed_by_framework(device)
+    seen = []
+    for step in range(3):
+        gradient = device.tensor(torch.ones(ELEMENTS))
+        if rank == 1 and step == 1:
+            device.kernel(lambda: gradient[7:9].fill_(float("inf")))
+        state.submit(key, gradient)
+        state._finish_step()
+        seen.append(bool(state.last_step_skipped))
+    skipped = state.stats().steps_skipped
+    state.close()
+    return seen == [False, True, False] and skipped == 1
+
+
+class StuckSum(FakeSum):
+    """A sum that does not end in time."""
+
+    def __init__(self, fake, unused_tensor):
+        self._fake, self._end = fake, threading.Event()
+
+
+def framework_hangs(device, rank, world):
+    """A sum that does not end fails its step behind the pass. The next step says so, and the job
+    does not go on with models that may have used it."""
+    if not isinstance(device, FakeDevice):
+        return True
+    state, (key, _) = _summed_by_framework(device)
+    gradient, errors = device.tensor(torch.ones(ELEMENTS)), []
+    state._framework.timeout_s = 1.0
+    state._framework.all_reduce = lambda tensor: StuckSum(device, tensor)
+    state.submit(key, gradient)
+    state._finish_step()
+    for use in (state.begin_step, lambda: state.reform(timeout_s=5)):
+        try:
+            use()
+            errors.append("")
+        except weir.WeirError as error:
+            errors.append(str(error))
+    state.close()
+    return "fake has not summed it after 1 s" in errors[0] and "from a checkpoint" in errors[1]
+
+
 CASES = (all_reduce, future, receive, gathers, order, calls_return_at_once,
          wrong_argument, hook, hook_of_16_bits,
-         hook_with_a_bucket_of_the_host, unit, non_finite, beside_hosts)
+         hook_with_a_bucket_of_the_host, unit, non_finite, beside_hosts, framework_sums,
+         framework_skips, framework_hangs)
