@@ -36,6 +36,7 @@ WORLD = 2
 OPERATION_S = 30.0
 STEPS = 5
 WIDTH = 256
+NOT_OFFERED = "not offered"  # what a case returns that this version of torch cannot run
 
 
 def make_model(device, dtype=torch.float32):
@@ -72,11 +73,31 @@ def equal(found, expected):
     return all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(found, expected))
 
 
+def computes(device, dtype):
+    """Whether this torch has linear layers of the type on the device."""
+    try:
+        nn.Linear(2, 2).to(device=device, dtype=dtype)(torch.zeros(2, 2, device=device, dtype=dtype))
+        return True
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        return False
+
+
+def scaler_of(device):
+    """A GradScaler for the device; None if this torch has none."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler(device.type, init_scale=1024.0)
+    return torch.cuda.amp.GradScaler(init_scale=1024.0) if device.type == "cuda" else None
+
+
 def in_ddp(device, rank, dtype=torch.float32, scaled=False, autocast=None, **options):
     """Whether DDP with the hook ends with the same parameters as DDP over gloo."""
     results = []
+    if not computes(device, dtype) or scaled and scaler_of(device) is None:
+        return NOT_OFFERED
     for attached in (False, True):
-        scaler = torch.amp.GradScaler(device.type, init_scale=1024.0) if scaled else None
+        scaler = scaler_of(device) if scaled else None
         # gloo may not support sums of 16 bits.
         group = dist.new_group(backend="gloo" if dtype == torch.float32 else "weir")
         model = DistributedDataParallel(make_model(device, dtype), bucket_cap_mb=0.3,
@@ -117,6 +138,12 @@ def ddp_autocast(device, rank):
 
 def ddp_scaler_that_skips(device, rank):
     return in_ddp(device, rank, scaled=True)
+
+
+def ddp_amp(device, rank):
+    """Autocast to 16 bits with a loss scaler, as torch.cuda.amp is used."""
+    cast = torch.float16 if device.type == "cuda" else torch.bfloat16
+    return in_ddp(device, rank, scaled=True, autocast=cast)
 
 
 def ddp_over_the_process_group(device, rank):
@@ -160,8 +187,11 @@ def fsdp1(device, rank):
     expected = train(DistributedDataParallel(make_model(device)), rank)
     model = FullyShardedDataParallel(
         make_model(device), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), use_orig_params=True,
-        device_id=device)
-    state = weir.attach(model)
+        device_id=device if device.type == "cuda" else None)
+    try:
+        state = weir.attach(model)
+    except weir.InvalidArgument as error:
+        return NOT_OFFERED if "from PyTorch 2.1 on" in str(error) else str(error)
     train(model, rank)
     with FullyShardedDataParallel.summon_full_params(model):
         found = [p.detach().cpu().clone() for p in model.parameters()]
@@ -170,8 +200,11 @@ def fsdp1(device, rank):
 
 
 def fsdp2(device, rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        return NOT_OFFERED
     expected = train(DistributedDataParallel(make_model(device)), rank)
     mesh, model = init_device_mesh(device.type, (WORLD,)), make_model(device)
     for layer in model:
@@ -181,7 +214,7 @@ def fsdp2(device, rank):
     try:
         state = weir.attach(model)
     except weir.InvalidArgument as error:
-        return "not offered" if "has no set_custom_reduce_scatter()" in str(error) else str(error)
+        return NOT_OFFERED if "has no set_custom_reduce_scatter()" in str(error) else str(error)
     train(model, rank)
     found = [p.full_tensor().detach().cpu() for p in model.parameters()]
     state.close()
@@ -206,7 +239,7 @@ def in_a_graph(device, rank):
 
 
 MODELS = (ddp, ddp_bucket_views, ddp_static_graph, ddp_bfloat16, ddp_float16, ddp_autocast,
-          ddp_scaler_that_skips, ddp_over_the_process_group, ddp_restored, fsdp1, fsdp2)
+          ddp_scaler_that_skips, ddp_amp, ddp_over_the_process_group, ddp_restored, fsdp1, fsdp2)
 
 
 def mixed_backends(rank, store):
@@ -240,15 +273,16 @@ def run_case(case, kind, rank, store):
         else:
             made = staging_cases.CudaDevice() if kind == "cuda" else staging_cases.FakeDevice()
             passed = case(made, rank, WORLD)
-        words = "" if passed in (True, "not offered") else f"returned {passed!r}"
+        words = "" if passed in (True, NOT_OFFERED) else f"returned {passed!r}"
     except BaseException:
-        words = traceback.format_exc()
+        passed, words = False, traceback.format_exc()
     staging.accelerator_of = accelerator_of  # without the fake
     for module in (weir.steps, weir.process_group):
         module._close_all()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
-    return {"passed": not words, "seconds": round(time.monotonic() - began, 3), "words": words}
+    return {"passed": not words, "offered": passed != NOT_OFFERED,
+            "seconds": round(time.monotonic() - began, 3), "words": words}
 
 
 def rank_main(options):
@@ -285,9 +319,11 @@ def launch(options):
                 text, _ = process.communicate()
             for line in filter(lambda line: line.startswith("{"), text.splitlines()):
                 said = json.loads(line)
-                row = rows.setdefault(said["case"], {"passed": True, "ranks": 0, "words": ""})
+                row = rows.setdefault(said["case"], {"passed": True, "offered": True, "ranks": 0,
+                                               "words": ""})
                 row["ranks"] += 1
                 row["passed"] &= bool(said["passed"])
+                row["offered"] &= said.get("offered", True)
                 row["words"] += f"rank {number}: {said['words']}\n" if said["words"] else ""
     finally:
         for process in ranks:
@@ -322,7 +358,10 @@ def main():
     print(json.dumps({
         "torch": torch.__version__, "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu, fake",
-        "passed": [name for name in wanted if name not in failed], "failed": failed,
+        "passed": [name for name in wanted if name not in failed and rows[name]["offered"]],
+        "not_offered": [name for name in wanted
+                        if name not in failed and not rows[name]["offered"]],
+        "failed": failed,
         "seconds": round(time.monotonic() - began, 1)}))
     return 1 if failed else 0
 
