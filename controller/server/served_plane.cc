@@ -23,13 +23,14 @@ Status ServedPlane::RequireActing() const {
   if (acts()) return OkStatus();
   const LeadershipView view = this->view();
   if (view.leads) return Unavailable("this controller begins to lead: try again in a moment");
+  if (!view.store.ok()) {  // and so the leader that was known may lead no more
+    return Unavailable(StrCat(
+        "this controller does not lead, and the shared store cannot be used: ", Message(view.store),
+        "; jobs go on with the plans that they have"));
+  }
   if (view.leader.has_value()) {
     return Unavailable(StrCat("this controller stands by; the leader is at ", view.leader->grpc,
                               " (gRPC) and ", view.leader->http));
-  }
-  if (!view.store.ok()) {
-    return Unavailable(StrCat("no controller leads, because the shared store cannot be used: ",
-                              Message(view.store), "; jobs go on with the plans that they have"));
   }
   return Unavailable("no controller leads yet: try again in a moment");
 }

@@ -30,6 +30,9 @@ class StandbyTest(unittest.TestCase):
         cls.cluster.wait_ready()
         cls.cluster.wait_for_steps(20)
 
+    def setUp(self):
+        self.cluster.wait_ready()
+
     def tearDown(self):
         self.assertIsNone(self.cluster.failed_rank())
         lines = self.cluster.steps()
@@ -62,9 +65,13 @@ class StandbyTest(unittest.TestCase):
                 "decisions": {d["id"] for d in self.cluster.decisions()},
                 "trail": {record["id"] for record in trail}}
 
-    def fail_over(self, what):
-        """Waits for the other leader; what was kept before must be there."""
-        took = self.cluster.wait_ready()
+    def fail_over(self, what, to=None):
+        """Waits for a leader, for controller `to` if it is given, with all agents and ranks."""
+        begin = time.monotonic()
+        if to is not None:
+            wait_until(lambda: self.controls.metric(to, "weir_leader") == 1, "the other to lead", 20)
+        self.cluster.wait_ready()
+        took = time.monotonic() - begin
         print(f"{what}: agents and ranks at another leader after {took:.1f} s")
         self.assertLess(took, FAIL_OVER_S + BUSY_S)
         self.cluster.versions()
@@ -95,7 +102,7 @@ class StandbyTest(unittest.TestCase):
         status, _, _ = self.ask(leader, "/v1/policies/kept", {"source": POLICY}, "PUT")
         self.assertEqual(status, 200)
         self.pin_and_wait(FP16)
-        wait_until(lambda: "pinned" in self.ask(standby, f"/v1/jobs/{JOB}")[2], "the standby's copy")
+        wait_until(lambda: self.ask(standby, f"/v1/jobs/{JOB}")[2].get("pinned"), "the standby's copy")
         names = [p["name"] for p in self.ask(standby, "/v1/policies")[2]["policies"]]
         self.assertIn("kept", names)
         decisions = self.ask(standby, "/v1/decisions")[2]["decisions"]
@@ -118,7 +125,7 @@ class StandbyTest(unittest.TestCase):
         self.assertIn("kept", [name for name, _ in before["policies"]])
         self.assertTrue(before["pinned"])
         self.controls.kill(f"weir-controller-{leader}")
-        self.fail_over("killed")
+        self.fail_over("killed", 1 - leader)
         self.assertEqual(self.controls.leader(), 1 - leader)
         self.assert_kept(before, 1 - leader)
         self.controls.start_controller(leader)
@@ -131,7 +138,7 @@ class StandbyTest(unittest.TestCase):
         child = self.controls.controller(leader)
         child.send_signal(signal.SIGSTOP)
         try:
-            self.fail_over("stopped")
+            self.fail_over("stopped", 1 - leader)
             self.assertEqual(self.controls.leader(), 1 - leader)
             self.pin_and_wait(FP16)
             version = self.kept(1 - leader)["version"]
@@ -151,7 +158,7 @@ class StandbyTest(unittest.TestCase):
         before = self.kept(leader)
         self.controls.partition(leader, True)
         try:
-            self.fail_over("cut off")
+            self.fail_over("cut off", 1 - leader)
             self.assertEqual(self.controls.leader(), 1 - leader)
             self.assert_kept(before, 1 - leader)
             wait_until(lambda: self.ask(leader, "/readyz")[0] == 503, "it to say so")

@@ -17,7 +17,7 @@
 
 #include "controller/store/etcd/etcd_client.h"
 
-namespace weir::testing {
+namespace weir {
 
 /// The members and their files end with this object.
 class EtcdCluster {
@@ -123,4 +123,4 @@ class EtcdCluster {
   std::vector<pid_t> pids_;
 };
 
-}  // namespace weir::testing
+}  // namespace weir

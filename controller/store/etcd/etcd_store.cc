@@ -55,9 +55,8 @@ class EtcdStore : public Store {
     WEIR_RETURN_IF_ERROR(BeginTenure());
     WEIR_RETURN_IF_ERROR(LoadAges("node/", 1, &node_ages_));
     (*node_ages_)[node.name] = node.last_seen_unix_s;
-    WEIR_RETURN_IF_ERROR(
-        etcd_.Later(etcd_.Key("node/", node.name),
-                    JoinFields({node.payload, NumberText(node.last_seen_unix_s)})));
+    WEIR_RETURN_IF_ERROR(etcd_.Later(etcd_.Key("node/", node.name),
+                                     JoinFields({node.payload, FieldText(node.last_seen_unix_s)})));
     while (node_ages_->size() > limits_.nodes_max) {
       WEIR_RETURN_IF_ERROR(DeleteNode(std::string(Oldest(*node_ages_))));
     }
@@ -81,7 +80,7 @@ class EtcdStore : public Store {
     WEIR_RETURN_IF_ERROR(LoadAges("job/", 1, &job_ages_));
     (*job_ages_)[job.name] = job.updated_unix_s;
     WEIR_RETURN_IF_ERROR(etcd_.Later(etcd_.Key("job/", job.name),
-                                     JoinFields({job.payload, NumberText(job.updated_unix_s)})));
+                                     JoinFields({job.payload, FieldText(job.updated_unix_s)})));
     while (job_ages_->size() > limits_.jobs_max) {
       WEIR_RETURN_IF_ERROR(DeleteJob(std::string(Oldest(*job_ages_))));
     }
@@ -157,7 +156,7 @@ class EtcdStore : public Store {
       }
     }
     operations.push_back(EtcdPut{plans + KeyPart(plan.version),
-                                 JoinFields({plan.payload, plan.state, NumberText(plan.unix_s)})});
+                                 JoinFields({plan.payload, plan.state, FieldText(plan.unix_s)})});
     WEIR_RETURN_IF_ERROR(etcd_.Write(std::move(operations)));
     versions_[plan.job] = std::max(highest, plan.version);
     return OkStatus();
@@ -175,8 +174,9 @@ class EtcdStore : public Store {
 
   StatusOr<uint64_t> HighestPlanVersion(std::string_view job) override {
     const std::string name(job);
-    if (const auto known = versions_.find(name); known != versions_.end() && etcd_.leads()) {
-      return known->second;
+    if (etcd_.leads()) {
+      WEIR_RETURN_IF_ERROR(BeginTenure());
+      if (const auto known = versions_.find(name); known != versions_.end()) return known->second;
     }
     uint64_t highest = 0;
     for (const char* part : {"version/", "gone/"}) {
@@ -209,7 +209,7 @@ class EtcdStore : public Store {
     }
     operations.push_back(EtcdPut{
         etcd_.IdKey("decision/", id),
-        JoinFields({decision.job, std::to_string(decision.step), NumberText(decision.unix_s),
+        JoinFields({decision.job, std::to_string(decision.step), FieldText(decision.unix_s),
                     decision.switched ? "1" : "0", entry.base, entry.policy, decision.payload})});
     operations.push_back(EtcdPut{etcd_.IdKey(DecisionsOf(decision.job), id), EntryText(entry)});
     operations.push_back(EtcdPut{prefix_ + "/last/decision", std::to_string(id)});
@@ -280,7 +280,7 @@ class EtcdStore : public Store {
 
   Status PutPolicy(const StoredPolicy& policy) override {
     return etcd_.Write({EtcdPut{etcd_.Key("policy/", policy.name),
-                                JoinFields({policy.source, NumberText(policy.applied_unix_s)})}});
+                                JoinFields({policy.source, FieldText(policy.applied_unix_s)})}});
   }
   Status DeletePolicy(std::string_view name) override {
     return etcd_.Write({EtcdDelete{etcd_.Key("policy/", name)}});
@@ -293,7 +293,7 @@ class EtcdStore : public Store {
 
   Status PutPin(const StoredPin& pin) override {
     return etcd_.Write(
-        {EtcdPut{etcd_.Key("pin/", pin.job), JoinFields({pin.payload, NumberText(pin.unix_s)})}});
+        {EtcdPut{etcd_.Key("pin/", pin.job), JoinFields({pin.payload, FieldText(pin.unix_s)})}});
   }
   Status DeletePin(std::string_view job) override {
     return etcd_.Write({EtcdDelete{etcd_.Key("pin/", job)}});
@@ -309,7 +309,7 @@ class EtcdStore : public Store {
     WEIR_ASSIGN_OR_RETURN(const int64_t id, NextId("last/audit", &last_audit_));
     const std::string part = AuditPart(entry.refused);
     WEIR_RETURN_IF_ERROR(etcd_.Write(
-        {EtcdPut{etcd_.IdKey(part, id), JoinFields({NumberText(entry.unix_s), entry.actor,
+        {EtcdPut{etcd_.IdKey(part, id), JoinFields({FieldText(entry.unix_s), entry.actor,
                                                     entry.action, entry.target, entry.detail})},
          EtcdPut{prefix_ + "/last/audit", std::to_string(id)}}));
     const std::string all = prefix_ + "/" + part;

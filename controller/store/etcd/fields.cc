@@ -127,7 +127,7 @@ StatusOr<std::string> LastKeyPart(std::string_view key) {
   return out;
 }
 
-std::string NumberText(double number) {
+std::string FieldText(double number) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof(text), number);
   return error == std::errc() ? std::string(text, end) : "0";

@@ -27,7 +27,7 @@ std::string KeyPart(uint64_t number);
 StatusOr<std::string> LastKeyPart(std::string_view key);
 
 /// As texts that keep the whole number.
-std::string NumberText(double number);
+std::string FieldText(double number);
 double NumberOf(std::string_view text);
 uint64_t CountOf(std::string_view text);
 

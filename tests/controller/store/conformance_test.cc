@@ -52,7 +52,7 @@ class EtcdPlace : public Place {
   }
 
  private:
-  testing::EtcdCluster cluster_{1};
+  EtcdCluster cluster_{1};
   EtcdElection election_;
 };
 
@@ -63,7 +63,7 @@ class StoreConformanceTest : public ::testing::TestWithParam<std::string> {
       place_ = std::make_unique<SqlitePlace>();
       return;
     }
-    const std::string why = testing::EtcdCluster::WhyNot();
+    const std::string why = EtcdCluster::WhyNot();
     if (!why.empty()) GTEST_SKIP() << why;
     place_ = std::make_unique<EtcdPlace>();
   }

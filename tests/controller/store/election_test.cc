@@ -49,11 +49,11 @@ class StaleLeadership : public Leadership {
 class ElectionTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string why = testing::EtcdCluster::WhyNot();
+    const std::string why = EtcdCluster::WhyNot();
     if (!why.empty()) GTEST_SKIP() << why;
   }
   void StartMembers(int count) {
-    cluster_ = std::make_unique<testing::EtcdCluster>(count);
+    cluster_ = std::make_unique<EtcdCluster>(count);
     ASSERT_TRUE(cluster_->WaitReady().ok());
   }
   std::unique_ptr<EtcdElection> Compete(const std::string& name) {
@@ -64,7 +64,7 @@ class ElectionTest : public ::testing::Test {
   }
   static bool Leads(const EtcdElection& election) { return election.tenure().has_value(); }
 
-  std::unique_ptr<testing::EtcdCluster> cluster_;
+  std::unique_ptr<EtcdCluster> cluster_;
 };
 
 TEST_F(ElectionTest, OneLeadsAndTheOtherKnowsWhoAndOnlyReads) {
