@@ -9,6 +9,7 @@
 
 #include "datapath/aggregation/aggregator.h"
 #include "tests/datapath/aggregation/lossy_world.h"
+#include "tests/datapath/aggregation/trace_suite.h"
 
 namespace weir::aggregation {
 namespace {
