@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The real program with workers on loopback, and its control interface.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
