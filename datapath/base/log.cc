@@ -140,7 +140,7 @@ void Log(LogLevel level, std::string_view part, std::string_view unsafe, const L
   gmtime_r(&seconds, &utc);
   char stamp[32];
   std::strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &utc);
-  char thousandths[6];
+  char thousandths[16];
   std::snprintf(thousandths, sizeof thousandths, ".%03dZ", static_cast<int>(ms % 1000));
   std::string line = StrCat(stamp, thousandths);
   if (line_format.load(std::memory_order_relaxed) == LogFormat::kJson) {

@@ -18,15 +18,15 @@ std::string TakeRequestId(std::string_view given);
 
 /// An answered request.
 struct AccessRecord {
-  std::string_view protocol;   // "http" or "grpc"
-  std::string_view method;     // "GET"; of gRPC the method's name, "Pin"
-  std::string_view target;     // path and query; of gRPC what the request is about, may be empty
-  std::string_view peer;       // address without port
-  std::string_view principal;  // empty: nobody known
-  std::string_view request_id;
-  std::string outcome;  // "200"; of gRPC "OK"
-  uint64_t bytes = 0;   // of the answer; 0 where they are not counted
-  Duration duration{};  // from the first byte of the request to the last of the answer
+  std::string_view protocol = {};  // "http" or "grpc"
+  std::string_view method = {};    // "GET"; of gRPC the method's name, "Pin"
+  std::string_view target = {};  // path and query; of gRPC what the request is about, may be empty
+  std::string_view peer = {};    // address without port
+  std::string_view principal = {};  // empty: nobody known
+  std::string_view request_id = {};
+  std::string outcome = {};  // "200"; of gRPC "OK"
+  uint64_t bytes = 0;        // of the answer; 0 where they are not counted
+  Duration duration{};       // from the first byte of the request to the last of the answer
 };
 
 /// Thread-safe.
