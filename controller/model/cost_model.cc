@@ -75,7 +75,9 @@ const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::st
 CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
                  const NodeLayout& layout) {
   CodecWork work;
-  if (collective.exchange.encodes_nodes) {
+  if (collective.by_caller) {
+    work.encodes = work.decodes = 0;
+  } else if (collective.exchange.encodes_nodes) {
     const double ranks = std::max(1, world), nodes = layout.nodes > 0 ? layout.nodes : ranks;
     const bool shared = collective.exchange.shares_nodes && layout.even;
     work.encodes = work.decodes = 0;
@@ -216,14 +218,14 @@ CodecPlace PlaceOf(const Snapshot& snapshot, const CodecModel& codec,
 }
 
 std::string PlaceText(CodecPlace place, double copies_s) {
-  const std::string copies = "(copies " + SecondsText(copies_s) + ")";
+  const std::string copies = copies_s > 0 ? " (copies " + SecondsText(copies_s) + ")" : "";
   switch (place) {
     case CodecPlace::kUnknown:
       return "";
     case CodecPlace::kNowhere:
-      return "not encoded " + copies;
+      return "not encoded" + copies;
     case CodecPlace::kHost:
-      return "on the host " + copies;
+      return "on the host" + copies;
     case CodecPlace::kDevice:
       return "on the GPU";
   }
@@ -238,7 +240,7 @@ namespace {
 double CopySeconds(const Snapshot& snapshot, const CollectiveModel& collective,
                    const NodeLayout& nodes, CodecPlace place, double bytes) {
   const GradientDevices& devices = snapshot.devices;
-  if (place == CodecPlace::kUnknown) return 0;
+  if (place == CodecPlace::kUnknown || collective.by_caller) return 0;
   if (place != CodecPlace::kDevice) {
     return bytes * (devices.copy_out_s_per_byte + devices.copy_in_s_per_byte);
   }

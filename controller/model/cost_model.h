@@ -39,7 +39,8 @@ struct CodecWork {
 /// Opaque payloads are decoded one for each rank. A collective of regions sums and encodes one N-th
 /// of the bucket again, for which it decodes N parts of that size. Where the sums of n nodes are
 /// encoded, all is done inside: each node encodes the bucket once and decodes it n times, by its
-/// first rank, or where all hold p ranks and the form shares nodes a p-th by each.
+/// first rank, or where all hold p ranks and the form shares nodes a p-th by each. Sums of callers
+/// need no work: they are made where the gradients are, and as these are.
 CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
                  const NodeLayout& layout = {});
 

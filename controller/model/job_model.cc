@@ -105,10 +105,12 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   if (collective >= 0 && codec->model.lossy) LearnGain(bucket, *codec, ran, &estimate);
   const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
   const bool there = bucket.encoded_on == CodecPlace::kDevice;
-  (there ? codec->device_encode : codec->encode)
-      .Add(elements, kept, bucket.encode_s / work.MeanEncodes());
-  (there ? codec->device_decode : codec->decode)
-      .Add(elements, kept, bucket.decode_s / work.MeanDecodes());
+  if (!ran.by_caller) {
+    (there ? codec->device_encode : codec->encode)
+        .Add(elements, kept, bucket.encode_s / work.MeanEncodes());
+    (there ? codec->device_decode : codec->decode)
+        .Add(elements, kept, bucket.decode_s / work.MeanDecodes());
+  }
   if (world == 1 || collective < 0 || !(bucket.network_s > 0)) return;
   if (codec->model.shared_metadata) metadata_s.Add(bucket.metadata_s);
 

@@ -95,6 +95,22 @@ TEST(DevicePlaceTest, SumsOfNodesMoveBetweenLinkedDevicesOrThroughTheHost) {
   EXPECT_EQ(cost(shards).copies_s, 0) << "a rank alone on its node moves only payloads";
 }
 
+TEST(DevicePlaceTest, SumsOfTheFrameworkAreNeitherEncodedNorCopied) {
+  Snapshot snapshot = test::MakeSnapshot(4, 1e-4, 1e8);
+  snapshot.devices = Device();
+  BucketModel bucket;
+  bucket.elements = 1000000;
+  CodecModel dense = test::Lanes("identity", 32, false);
+  dense.encode = dense.decode = {0, 4 * kOut, 0, 0};
+  const BucketCost ours = PredictBucket(snapshot, bucket, dense, test::Collectives()[0], 1);
+  EXPECT_DOUBLE_EQ(ours.encode_fixed_s, 4e6 * kOut);
+  EXPECT_GT(ours.copies_s, 0);
+  const BucketCost theirs = PredictBucket(snapshot, bucket, dense, test::ByCaller(), 1);
+  EXPECT_EQ(theirs.encode_fixed_s + theirs.decode_s + theirs.copies_s + theirs.codec_deviation_s,
+            0);
+  EXPECT_EQ(PlaceText(theirs.place, theirs.copies_s), "not encoded");
+}
+
 class DeviceJobTest : public ::testing::Test {
  protected:
   DeviceJobTest() : job_({}, clock_) {
@@ -102,6 +118,7 @@ class DeviceJobTest : public ::testing::Test {
     codecs_[1] = OnDevice(codecs_[1]);
     collectives_ = test::Collectives();
     collectives_[0].exchange.on_devices = true;  // the tree has no such form
+    collectives_.push_back(test::ByCaller());
     for (int rank = 0; rank < 4; ++rank) {
       job_.model().SetCapabilities(rank, codecs_, collectives_);
       job_.model().SetGradientDevice(rank, Device(true));
@@ -157,6 +174,12 @@ TEST_F(DeviceJobTest, CurvesAreLearntByPlace) {
   EXPECT_NEAR(Of(learnt.device_decode), 2e-4, 2e-5);
   EXPECT_NEAR(Of(learnt.encode), 8e-3, 4e-4);
   EXPECT_NEAR(Of(learnt.decode), 8e-3, 4e-4);
+}
+
+TEST_F(DeviceJobTest, SumsOfTheFrameworkSayNothingOfCodecs) {
+  for (int i = 0; i < 20; ++i) Encode("framework", CodecPlace::kHost, 1);
+  EXPECT_DOUBLE_EQ(Of(Learnt().encode), 4e-3) << "as declared";
+  EXPECT_DOUBLE_EQ(Of(Learnt().device_decode), 2e-5);
 }
 
 TEST_F(DeviceJobTest, WhatSomeRanksEncodeOnTheHostSaysNothingOfDevices) {
