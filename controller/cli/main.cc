@@ -39,14 +39,14 @@ struct Flags {
   ResourceRequest resource;
   std::string file, actor, reason, codec = "dense", collective = "ring", policy_name;
   std::string parameters = "25M", latency = "1ms", bandwidth = "1Gb/s", compute = "0",
-              aggregator = "0";
+              aggregator = "0", gpu_copy = "0";
   std::vector<std::string> links;
   double ratio = 1;
   uint32_t bits = 0;
   TopOptions top;
   uint32_t world = 4, ranks_per_node = 1, buckets = 4;
   std::string decision;
-  bool replay = false, dry_run = false, table = false;
+  bool replay = false, dry_run = false, table = false, gpu_links = false, framework = false;
   std::set<std::string> given;  // of the flags that a context may hold, those that were given
 };
 
@@ -203,6 +203,10 @@ Status SimulateCommand(Flags& flags) {
   request.set_buckets(flags.buckets);
   WEIR_ASSIGN_OR_RETURN(const double aggregator, ParseRate(flags.aggregator));
   request.set_aggregator_bytes_per_s(aggregator);
+  WEIR_ASSIGN_OR_RETURN(const double gpu_copy, ParseRate(flags.gpu_copy));
+  request.set_device_copy_bytes_per_s(gpu_copy);
+  request.set_devices_linked(flags.gpu_links);
+  request.set_framework_sums(flags.framework);
   for (const std::string& text : flags.links) {
     WEIR_ASSIGN_OR_RETURN(const v1::LinkRate link, ParseLink(text));
     *request.add_links() = link;
@@ -383,6 +387,17 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
       ->add_option("--link", flags.links,
                    "rate between two ranks where it differs, both ways: 1-2=10Mb/s")
       ->type_name("RANK-RANK=RATE");
+  simulate
+      ->add_option(
+          "--gpu-copy", flags.gpu_copy,
+          "gradients are on GPUs, which copy to and from the host so fast: 20GB/s; 0: they "
+          "are in the host's memory")
+      ->type_name("RATE")
+      ->capture_default_str();
+  simulate->add_flag("--gpu-links", flags.gpu_links,
+                     "the GPUs of a node exchange memory without the host (nccl=on)");
+  simulate->add_flag("--framework", flags.framework,
+                     "the job has a process group of its own, such as NCCL's, for dense sums");
   simulate->add_option("--policy", flags.file, "policy file; default policy when absent")
       ->type_name("FILE");
   simulate->add_flag("--table", flags.table,

@@ -94,7 +94,7 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
     WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file, &names).status());
   }
   WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response,
-                        Simulate(complete, BuiltinCapabilities()));
+                        Simulate(complete, BuiltinDeviceCapabilities()));
   if (output != Output::kTable) {
     std::fputs(Render(response, output).c_str(), stdout);
     return OkStatus();

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 
 #include "controller/messages/builtin_capabilities.h"
 #include "controller/messages/mapping.h"
@@ -51,6 +53,13 @@ Status CheckRequest(const v1::SimulateRequest& request) {
   if (request.ranks_per_node() > 1 && request.links_size() > 0) {
     return InvalidArgument("links: expected none where ranks share nodes");
   }
+  if (!(request.device_copy_bytes_per_s() >= 0)) {
+    return InvalidArgument(StrCat("device_copy_bytes_per_s: expected at least 0, found ",
+                                  request.device_copy_bytes_per_s()));
+  }
+  if (request.devices_linked() && request.device_copy_bytes_per_s() == 0) {
+    return InvalidArgument("devices_linked: expected device_copy_bytes_per_s with it, found 0");
+  }
   if (request.buckets() > 1024) {
     return InvalidArgument(StrCat("buckets: expected at most 1024, found ", request.buckets()));
   }
@@ -68,6 +77,39 @@ void SetTypicalCosts(CodecModel* codec) {
   } else {
     codec->decode.per_element_s = 1e-10;
     codec->decode.per_kept_s = 4e-9;
+  }
+}
+
+// Places gradients on devices. Typical costs there are those of passes over fast memory, and on the
+// host they include the copies, as those that ranks measure do.
+void SetDevices(const v1::SimulateRequest& request, const v1::Capabilities& capabilities,
+                Snapshot* snapshot) {
+  const double bytes_per_s = std::min(request.device_copy_bytes_per_s(), 1e15);
+  if (bytes_per_s == 0) {
+    for (CodecModel& codec : snapshot->codecs) codec.on_device = false;
+    return;
+  }
+  std::set<std::string> there;  // without measured times, too, which the model takes for none
+  for (const v1::CodecCapability& codec : capabilities.codecs()) {
+    if (codec.has_device_encode() && codec.has_device_decode()) there.insert(codec.name());
+  }
+  const double copy_s = 1 / bytes_per_s;
+  snapshot->devices = {.copy_out_s_per_byte = copy_s,
+                       .copy_in_s_per_byte = copy_s,
+                       .known = true,
+                       .linked = request.devices_linked()};
+  for (CodecModel& codec : snapshot->codecs) {
+    codec.encode.per_element_s += sizeof(float) * copy_s;
+    codec.decode.per_element_s += sizeof(float) * copy_s;
+    codec.on_device = there.contains(codec.name);
+    const CodecModel::Time &encode = codec.device_encode, &decode = codec.device_decode;
+    if (!codec.on_device || encode.per_element_s + encode.per_kept_s > 0 ||
+        decode.per_element_s + decode.per_kept_s > 0) {
+      continue;
+    }
+    codec.device_encode = {.base_s = 3e-5, .per_element_s = 1.5e-11};
+    codec.device_decode = {.base_s = 3e-5, .per_element_s = 8e-12};
+    if (!codec.sums_without_decoding) codec.device_decode.per_kept_s = 3e-11;
   }
 }
 
@@ -145,7 +187,11 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
   const JobCapabilities offered = ToModel(capabilities);
   snapshot.codecs = CodecsOf(offered, snapshot.world);
   for (CodecModel& codec : snapshot.codecs) SetTypicalCosts(&codec);
+  SetDevices(request, capabilities, &snapshot);
   snapshot.collectives = offered.collectives;
+  if (!request.framework_sums()) {
+    std::erase_if(snapshot.collectives, [](const auto& one) { return one.by_caller; });
+  }
   for (CollectiveModel& collective : snapshot.collectives) {
     if (!collective.needs_lease) continue;
     collective.lease_available = request.aggregator_bytes_per_s() > 0;

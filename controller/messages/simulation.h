@@ -12,7 +12,8 @@ namespace weir {
 
 /// The snapshot of a job with equal buckets spread evenly over the backward pass (two thirds of the
 /// compute time), double-exponential gradients (gain(r) = r*(1 + L + L*L/2), L = ln(1/r)) and codec
-/// costs typical of one core. kInvalidArgument names the field that is out of range.
+/// costs typical of one core and, where gradients are on devices, of a GPU. kInvalidArgument names
+/// the field that is out of range.
 StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
                                          const v1::Capabilities& capabilities);
 

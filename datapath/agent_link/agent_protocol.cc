@@ -406,4 +406,10 @@ const std::string& CapabilitiesJson() {
   return *text;
 }
 
+std::string DeviceCapabilitiesJson(const std::vector<std::string>& on_device) {
+  std::map<std::string, CodecTiming> timings;
+  for (const std::string& name : on_device) timings[name] = {};
+  return DumpJson(CapabilitiesDocument(nullptr, &timings, true));
+}
+
 }  // namespace weir

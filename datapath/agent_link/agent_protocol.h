@@ -163,5 +163,8 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text);
 /// This build's codecs and collectives as the JSON of weir.v1.Capabilities, without those that need
 /// a process group of the caller. Static text.
 const std::string& CapabilitiesJson();
+/// The same for ranks that have such a process group and gradients on devices, which run the codecs
+/// of these names. Thread-safe.
+std::string DeviceCapabilitiesJson(const std::vector<std::string>& on_device);
 
 }  // namespace weir

@@ -413,6 +413,40 @@ TEST_F(WeirctlTest, SimulateSumsNodesBeforeItEncodesWhereThatIsBest) {
   EXPECT_FALSE(sums_nodes(simulate("1")["plan"]["buckets"][0]["choice"]["collective"]));
 }
 
+TEST_F(WeirctlTest, SimulateAnswersForGradientsOnGpus) {
+  const std::string own = File(
+      "own.yaml", "bounds: {codecs: [identity, top_k], collectives: [ring, sparse_all_gather]}\n");
+  const std::string both = File("both.yaml",
+                                "bounds: {codecs: [identity, top_k], collectives: [ring, "
+                                "sparse_all_gather, framework]}\n");
+  const auto simulate = [&](const std::string& policy, const char* bandwidth,
+                            std::vector<std::string> more) {
+    std::vector<std::string> line = {"simulate", "--world",   "8",    "--bandwidth",
+                                     bandwidth,  "--compute", "50ms", "--latency",
+                                     "50us",     "--policy",  policy};
+    line.insert(line.end(), more.begin(), more.end());
+    return Json(line);
+  };
+  const auto chosen = [](const nlohmann::json& answer, const char* field) {
+    return answer["plan"]["buckets"][0]["choice"][field];
+  };
+  const auto reason = [](const nlohmann::json& answer) {
+    return answer["reason"].get<std::string>();
+  };
+  EXPECT_THAT(reason(simulate(own, "1Gb/s", {})), Not(HasSubstr("GPU")));
+  const nlohmann::json gpu = simulate(own, "1Gb/s", {"--gpu-copy", "20GB/s"});
+  EXPECT_EQ(chosen(gpu, "codec"), "top_k") << gpu.dump(1);
+  EXPECT_THAT(reason(gpu), HasSubstr("encoded on the GPU"));
+  // Where nothing need be saved, the job's own process group sums, and nothing is copied.
+  const nlohmann::json fast = simulate(both, "400Gb/s", {"--gpu-copy", "20GB/s", "--framework"});
+  EXPECT_EQ(chosen(fast, "collective"), "framework") << fast.dump(1);
+  EXPECT_THAT(reason(fast), HasSubstr("not encoded, predicts"));
+  EXPECT_THAT(reason(simulate(own, "400Gb/s", {"--gpu-copy", "20GB/s"})),
+              HasSubstr("not encoded (copies 10 ms), predicts"));
+  EXPECT_NE(Run({"simulate", "--policy", both}).code, kOk) << "no process group";
+  EXPECT_NE(Run({"simulate", "--gpu-links"}).code, kOk);
+}
+
 // The formulas give the published times; for Table VI, to the printed digit.
 TEST_F(WeirctlTest, SimulateTableReproducesThePublishedTables) {
   const Ran shown = Run({"simulate", "--table", "--world", "8"});
