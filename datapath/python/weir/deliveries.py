@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The things that a step puts into a Completer: its buckets on their way, and its end behind the pass."""
+"""The entries that a step puts into a Completer: its buckets on their way, and its end behind the pass."""
 import threading
 from typing import Any, List, Optional, Union
 
