@@ -203,7 +203,9 @@ ControllerStream::Ended ControllerStream::RunOnce(const std::stop_token& stop) {
     generation_ = 0;
     overflowed = overflowed_;
     ready_.NotifyAll();
-    call->context.TryCancel();
+    // Where reading has ended, so has the call, and writes fail; a cancellation could only replace
+    // what the controller said at the end.
+    if (!stale.ok()) call->context.TryCancel();
   }
   writer.join();
   {

@@ -193,15 +193,12 @@ class StandbyCluster(Cluster):
         return time.monotonic() - begin
 
     def versions(self):
-        """{plan version: digest} of every decision that offered a plan. AssertionError: one was given twice."""
-        found = {}
-        for decision in self.decisions(switched=True):
-            if "plan" not in decision:
-                continue
-            version, digest = number(decision["plan"]["version"]), decision["plan"].get("digest")
-            assert version not in found, f"plan {version} was given twice"
-            found[version] = digest
-        return found
+        """The plan versions of all decisions that offered one. AssertionError: one was given twice."""
+        given = [number(decision["plan_version"]) for decision in self.decisions(switched=True)]
+        assert given, "no decision has offered a plan"
+        twice = {version for version in given if given.count(version) > 1}
+        assert not twice, f"given twice: plans {sorted(twice)}"
+        return set(given)
 
     def pin(self, **choice):
         """Pins the job at the leader, when there is one that takes it; returns its answer."""

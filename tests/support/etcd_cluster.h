@@ -5,7 +5,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -75,15 +75,16 @@ class EtcdCluster {
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    if (posix_spawnp(&pids_[static_cast<size_t>(i)], "etcd", &actions, nullptr, argv.data(),
-                     environ) != 0) {
-      pids_[static_cast<size_t>(i)] = -1;
+    const pid_t child = fork();
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no member outlives a test that is aborted
+      const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+      dup2(file, STDOUT_FILENO);
+      dup2(file, STDERR_FILENO);
+      execvp("etcd", argv.data());
+      _exit(127);
     }
-    posix_spawn_file_actions_destroy(&actions);
+    pids_[static_cast<size_t>(i)] = child;
   }
   void Signal(int i, int number) const {
     if (pids_[static_cast<size_t>(i)] > 0) kill(pids_[static_cast<size_t>(i)], number);
