@@ -80,12 +80,17 @@ StatusOr<std::vector<FleetJournal::KeptJob>> StoreJournal::Jobs() {
 Status StoreJournal::LoadCapabilities() {
   WEIR_ASSIGN_OR_RETURN(capabilities_json_, store_.GetFact("capabilities"));
   if (!capabilities_json_.empty()) (void)FromJson(capabilities_json_, &capabilities_);
+  capabilities_bytes_ = capabilities_.SerializeAsString();
   return OkStatus();
 }
 
 Status StoreJournal::SaveCapabilities(const v1::Capabilities& declared) {
+  // Every rank declares them; their JSON would be the dearest part of its greeting.
+  std::string bytes = declared.SerializeAsString();
+  if (declared.codecs_size() == 0 || bytes == capabilities_bytes_) return OkStatus();
+  capabilities_bytes_ = std::move(bytes);
   std::string text = ToJson(declared);
-  if (declared.codecs_size() == 0 || text == capabilities_json_) return OkStatus();
+  if (text == capabilities_json_) return OkStatus();
   capabilities_ = declared;
   capabilities_json_ = std::move(text);
   return store_.PutFact("capabilities", capabilities_json_);

@@ -45,6 +45,7 @@ class StoreJournal : public FleetJournal {
  private:
   Store& store_;
   v1::Capabilities capabilities_;
+  std::string capabilities_bytes_;  // of the newest that a rank declared
   std::string capabilities_json_;
   // By job: the tables from which the snapshots of its newest decisions are differences.
   std::map<std::string, std::string> tables_;

@@ -56,6 +56,10 @@ class GrpcServerImpl : public GrpcServer {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                                Milliseconds(ping_interval_min_));
+    // The bytes that a stream may send before they are read. The library would let each of
+    // thousands of agents send megabytes, which are memory of this process as soon as it is slow.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kGrpcStreamBytesMax);
     // If two controllers shared a port, each would see half of the agents.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.RegisterService(&agents_);
