@@ -326,7 +326,7 @@ void Session::FinishReport(TimePoint now) {
 }
 
 void Session::TellPaths(TimePoint now) {
-  if (now - paths_told_ < kPathReportInterval) return;
+  if (now - paths_told_ < PathReportInterval(options_.world)) return;
   paths_told_ = now;
   PathReport report;
   report.paths = transport_->Samples();

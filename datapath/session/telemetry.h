@@ -3,6 +3,7 @@
 // Makes the report for the agent from what a step's operations recorded. All functions but
 // AvailableMemoryBytes are pure.
 
+#include <algorithm>
 #include <deque>
 #include <string_view>
 
@@ -15,8 +16,13 @@ namespace weir {
 inline constexpr uint64_t kGainCurveEverySteps = 10;
 /// As rarely gradients are measured that the caller sums, since that delays the sum.
 inline constexpr uint64_t kCallerGainCurveEverySteps = 50;
-/// Path reports are at least this far apart.
-inline constexpr Duration kPathReportInterval = std::chrono::seconds(1);
+/// Path reports of a rank in a job of `world` ranks are at least this far apart. A report has every
+/// other rank, so that the reports of all ranks would be the square of the job's size: from 9 ranks
+/// on a rank reports 8 paths a second, and a report is rarer instead.
+inline Duration PathReportInterval(int world) {
+  constexpr Duration kLeast = std::chrono::seconds(1), kPerPath = std::chrono::milliseconds(125);
+  return std::max(kLeast, kPerPath * (world - 1));
+}
 
 struct StepTimes {
   TimePoint begin{}, first_submit{}, last_submit{}, last_delivery{};
