@@ -154,7 +154,7 @@ class LoadJob {
       for (int rank = 0; rank < options_.shape.world; ++rank) {
         if (!agents_[static_cast<size_t>(AgentOf(rank))]->welcomed()) continue;
         said.emplace_back(rank, fleet_bench::Step(options_.shape, rank, step, active_, random_));
-        if (options_.paths_s > 0 && PathsDue(step)) {
+        if (options_.paths_s > 0 && PathsDue(rank, step)) {
           said.emplace_back(rank, Paths(options_.shape, rank, random_));
         }
       }
@@ -182,10 +182,11 @@ class LoadJob {
   }
 
  private:
-  bool PathsDue(uint64_t step) const {
-    const auto every =
-        static_cast<uint64_t>(std::max(1.0, options_.paths_s / options_.shape.step_s));
-    return step % every == 0;
+  // As often as a rank reports its paths, and not all ranks in the same step.
+  bool PathsDue(int rank, uint64_t step) const {
+    const double interval_s = std::max(options_.paths_s, 0.125 * (options_.shape.world - 1));
+    const auto every = static_cast<uint64_t>(std::max(1.0, interval_s / options_.shape.step_s));
+    return (step + static_cast<uint64_t>(rank)) % every == 0;
   }
   v1::AgentMessage From(int rank, v1::RankMessage said) const {
     v1::AgentMessage message;
