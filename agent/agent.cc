@@ -222,6 +222,9 @@ void Agent::Handle(RankSaid& event) {
     OnNcclReport(event.connection, event.message.nccl());
     return;
   }
+  if (event.message.has_step()) {
+    cores_.AddTo(event.connection, *event.peer, clock_.Now(), event.message.mutable_step());
+  }
   ObserveTelemetry(event.connection, event.message);
   Apply(subscription_.OnRankMessage(event.connection, std::move(event.message), *event.peer));
 }
@@ -239,6 +242,7 @@ void Agent::SendNcclTable(ConnectionId connection) {
 
 void Agent::Handle(RankLeft& event) {
   nccl_.Forget(event.connection);
+  cores_.Forget(event.connection);
   if (const RankKey* key = subscription_.FindKey(event.connection)) {
     Log(LogLevel::kInfo, "agent", StrCat(Describe(*key), " is gone: ", event.reason));
     passive_.Forget(Describe(*key));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "agent/controller_stream.h"
+#include "agent/core_reports.h"
 #include "agent/health_server.h"
 #include "agent/http_endpoint.h"
 #include "agent/latency_prober.h"
@@ -156,6 +157,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   PlanSubscription subscription_;
   NcclBridge nccl_;
   PassiveEstimator passive_;
+  CoreReports cores_;
   ByteBudget budget_;
   std::map<std::string, PeerState> peers_;  // by node
   uint64_t generation_ = 0;                 // of the connection to the controller; 0: none

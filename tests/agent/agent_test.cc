@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tests/agent/fake_controller.h"
 #include "tests/agent/socket_client.h"
@@ -188,6 +189,33 @@ TEST_F(AgentTest, PassesTelemetryUpOffersDownAndAnswersUp) {
 
   rank.Close();
   ASSERT_TRUE(controller.Next([](const auto& m) { return m.has_rank_gone(); }));
+}
+
+// The rank of this test is the test's own process.
+TEST_F(AgentTest, SaysHowLongTheRankWaitsForCoresWhateverTheRankSays) {
+  if (!std::filesystem::exists("/proc/self/schedstat")) {
+    GTEST_SKIP() << "this kernel does not account for waiting threads";
+  }
+  FakeController controller;
+  StartAgent(controller.port());
+  SocketClient rank(options_.local.socket_path);
+  ASSERT_TRUE(rank.SendJson(kHello));
+  ASSERT_TRUE(controller.Next(IsRankHello));
+  const auto is_step = [](const auto& m) { return m.has_rank() && m.rank().message().has_step(); };
+  bool known = false;
+  for (int step = 1; step < 200 && !known; ++step) {
+    ASSERT_TRUE(rank.SendJson(
+        StrCat(R"({"step":{"step":)", step, R"(,"cores":{"wait_ratio":7,"steal_ratio":7}}})")));
+    const auto seen = controller.Next(is_step);
+    ASSERT_TRUE(seen);
+    const v1::StepReport& report = seen->rank().message().step();
+    EXPECT_TRUE(step > 1 || !report.has_cores()) << "one look says nothing";
+    known = report.has_cores();
+    EXPECT_LE(report.cores().wait_ratio(), 1);
+    EXPECT_LE(report.cores().steal_ratio(), 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_TRUE(known);
 }
 
 TEST_F(AgentTest, RestartedControllerLearnsTheStateAndRanksNoticeNothing) {
