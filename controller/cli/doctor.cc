@@ -10,6 +10,7 @@
 
 #include "controller/cli/machine.h"
 #include "controller/cli/render.h"
+#include "controller/messages/late_ranks.h"
 
 namespace weir::cli {
 namespace {
@@ -154,14 +155,11 @@ void JudgeBenefit(const v1::Job& job, Findings* found) {
 
 // A rank that computes late looks like a slow link and is none.
 void JudgePaces(const v1::Job& job, Findings* found) {
-  for (const v1::Rank& rank : job.ranks()) {
-    if (!(rank.slower() > 1)) continue;
-    found->push_back({Verdict::kWarn,
-                      StrCat("job ", job.name(), ": rank ", rank.rank(), " on ", rank.node(),
-                             " computes ", std::round(rank.slower() * 10) / 10,
-                             " times slower than the middle rank, and the others wait for it"),
-                      StrCat("look at what else uses the cores or the device of ", rank.node(),
-                             "; no plan helps")});
+  for (const LateRanks& late : LateRanksOf(job)) {
+    found->push_back({Verdict::kWarn, StrCat("job ", job.name(), ": ", late.text),
+                      StrCat(late.steal ? "move to a host with fewer guests, or reserve cores for "
+                                        : "look at what else uses the cores or the device of ",
+                             late.node, "; no plan helps")});
   }
 }
 

@@ -474,7 +474,8 @@ void DecisionLoop::OnStep(const StepObservation& step) {
   WatchPromise(step);
   // An operator who pinned a choice has taken responsibility for it.
   if (pin_.has_value() || job_.ledger.rollout()->state() != RolloutState::kStable) return;
-  const auto found = monitor_.OnStep(step, policy().residual_ratio_max);
+  const auto found =
+      monitor_.OnStep(step, policy().residual_ratio_max, job_.observer.model()->starved());
   if (!found.has_value()) return;
   ++job_.counters.rollbacks;
   promises_.Forgive();

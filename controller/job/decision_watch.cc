@@ -65,7 +65,8 @@ void DecisionLoop::WatchPromise(const StepObservation& step) {
                                        .step_s = step.step_s,
                                        .gain = job_.observer.Watched(step).gain,
                                        .compute_s = step.compute_s + step.backward_s,
-                                       .skipped = step.skipped},
+                                       .skipped = step.skipped,
+                                       .starved = job_.observer.model()->starved()},
                                       Network(), job_.host.clock().Now());
   if (!found.has_value()) return;
   const bool other = requested_.has_value() && requested_->kind != TriggerKind::kPeriodic;

@@ -28,7 +28,8 @@ struct RankView {
   std::string node;
   bool connected = false;
   uint64_t step = 0, plan_version = 0;
-  double slower = 1;  // see RankPace
+  double slower = 1;                    // see RankPace
+  std::optional<RankCores> cores = {};  // nothing: not known
 };
 
 /// See Progress in admin.proto.

@@ -175,3 +175,8 @@ void Observer::Fill(JobView* out) const {
 }
 
 }  // namespace weir
+  for (const RankCores& cores : model_->Cores()) {
+    for (RankView& rank : out->ranks) {
+      if (rank.rank == cores.rank) rank.cores = cores;
+    }
+  }

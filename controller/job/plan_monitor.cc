@@ -16,7 +16,7 @@ void PlanMonitor::Begin(uint64_t step, bool lossy, double predicted_step_s, doub
 }
 
 std::optional<PlanMisbehaviour> PlanMonitor::OnStep(const StepObservation& step,
-                                                    double residual_limit) {
+                                                    double residual_limit, bool starved) {
   residual_ratio_ = 0;
   for (const auto& bucket : step.buckets)
     residual_ratio_ = std::max(residual_ratio_, bucket.residual_ratio);
@@ -26,7 +26,7 @@ std::optional<PlanMisbehaviour> PlanMonitor::OnStep(const StepObservation& step,
   skipped_ = step.skipped ? skipped_ + 1 : 0;
   // Slow only counts where dense would have been faster: a slow network is no fault of the plan.
   const bool judged = predicted_step_s_ > 0 && step.step <= begin_step_ + options_.probation_steps;
-  const bool slow = judged && step.step_s > options_.slowdown_max * predicted_step_s_ &&
+  const bool slow = judged && !starved && step.step_s > options_.slowdown_max * predicted_step_s_ &&
                     dense_step_s_ > 0 && step.step_s > dense_step_s_;
   slow_ = slow ? slow_ + 1 : 0;
   std::string reason;

@@ -39,8 +39,10 @@ class PlanMonitor {
   void ForgivePrediction() { predicted_step_s_ = 0; }
   /// Why to roll back, if so; then it stays quiet until the next Begin. `residual_limit`: the
   /// policy's bound, 0 for the default. The first step after a switch is not judged: connections
-  /// warm up.
-  std::optional<PlanMisbehaviour> OnStep(const StepObservation& step, double residual_limit);
+  /// warm up. `starved`: a rank waited for a core (JobModel::starved), so that the step's time says
+  /// nothing of the plan.
+  std::optional<PlanMisbehaviour> OnStep(const StepObservation& step, double residual_limit,
+                                         bool starved = false);
   /// Largest residual norm over gradient norm of the last step.
   double residual_ratio() const { return residual_ratio_; }
 

@@ -85,7 +85,8 @@ void PromiseWatch::Forgive() {
 
 std::optional<BrokenPromise> PromiseWatch::OnStep(const PromiseStep& step) {
   const bool settled = step.step >= begin_step_ + kSettleSteps;
-  if (paused_ || step.skipped || !settled || !(step.step_s > 0)) return std::nullopt;
+  if (paused_ || step.skipped || step.starved || !settled || !(step.step_s > 0))
+    return std::nullopt;
   recent_.push_back(step);
   if (recent_.size() > kWindow) recent_.pop_front();
   if (state_ != State::kWatched) return std::nullopt;

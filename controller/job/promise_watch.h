@@ -20,6 +20,7 @@ struct PromiseStep {
   double step_s = 0, gain = 1;
   double compute_s = 0;  // up to the last bucket
   bool skipped = false;
+  bool starved = false;  // see JobModel::starved
 };
 
 /// The reason for which a plan was chosen. Costs are the time of a step over its progress in dense
@@ -38,7 +39,8 @@ struct BrokenPromise {
 };
 
 /// Not thread-safe. Steps are judged like for like: those that a rank computed longer or shorter
-/// than before the switch, and those in which connections warm up, say nothing of the plan. A
+/// than before the switch, those in which it waited for a core, and those in which connections warm
+/// up, say nothing of the plan. A
 /// promise is broken by kSteps such steps in a row that cost more than those of the plan before, or
 /// that are beyond the promise's interval and save too little for a switch; it is kept by kSteps in
 /// a row that are neither.

@@ -266,6 +266,14 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
   out.skipped = report.skipped();
   out.device_link_bytes = Positive(report.device_link_bytes());
   out.device_link_s = Positive(report.device_link_s());
+  if (report.has_cores()) {
+    const v1::CoreUse& cores = report.cores();
+    const auto ratio = [](double value) { return std::clamp(Finite(value), 0.0, 1.0); };
+    out.cores = CoreObservation{.wait_ratio = ratio(cores.wait_ratio()),
+                                .datapath_wait_ratio = ratio(cores.datapath_wait_ratio()),
+                                .steal_ratio = ratio(cores.steal_ratio()),
+                                .pressure_ratio = ratio(cores.pressure_ratio())};
+  }
   if (report.has_loss() && std::isfinite(report.loss())) out.loss = report.loss();
   for (const auto& sample : report.buckets()) out.buckets.push_back(ToModel(sample));
   for (const auto& curve : report.gains()) {

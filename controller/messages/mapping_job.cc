@@ -256,6 +256,13 @@ v1::Job ToProto(const JobView& in) {
     entry->set_step(rank.step);
     entry->set_plan_version(rank.plan_version);
     entry->set_slower(rank.slower);
+    if (rank.cores.has_value()) {
+      entry->mutable_cores()->set_wait_ratio(rank.cores->recent.wait_ratio);
+      entry->mutable_cores()->set_datapath_wait_ratio(rank.cores->recent.datapath_wait_ratio);
+      entry->mutable_cores()->set_steal_ratio(rank.cores->recent.steal_ratio);
+      entry->mutable_cores()->set_pressure_ratio(rank.cores->recent.pressure_ratio);
+      entry->set_starved(rank.cores->starved);
+    }
   }
   for (const BucketInfo& bucket : in.buckets) *out.add_buckets() = ToProto(bucket);
   out.set_step(in.step);

@@ -50,6 +50,10 @@ void CodecCalibrator::Add(double elements, double kept, double seconds) {
   elements_ += share * (elements - elements_);
 }
 
+double CodecCalibrator::Predict(double elements, double kept) const {
+  return 1e-3 * (coefficients_[0] + 1e-6 * (coefficients_[1] * elements + coefficients_[2] * kept));
+}
+
 CodecModel::Time CodecCalibrator::Time() const {
   CodecModel::Time time;
   time.base_s = coefficients_[0] * 1e-3;

@@ -16,6 +16,8 @@ class CodecCalibrator {
 
   /// `kept` is 0 for codecs without a ratio, whose cost is all per element.
   void Add(double elements, double kept, double seconds);
+  /// Seconds that would be no surprise.
+  double Predict(double elements, double kept) const;
   CodecModel::Time Time() const;
   int samples() const { return samples_; }
 

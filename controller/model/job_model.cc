@@ -103,14 +103,7 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
       codec->model.uses_ratio ? KeptElements(codec->model, elements, bucket.ratio) : 0;
   const CollectiveModel ran = collective < 0 ? CollectiveModel{} : collectives[collective];
   if (collective >= 0 && codec->model.lossy) LearnGain(bucket, *codec, ran, &estimate);
-  const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
-  const bool there = bucket.encoded_on == CodecPlace::kDevice;
-  if (!ran.by_caller) {
-    (there ? codec->device_encode : codec->encode)
-        .Add(elements, kept, bucket.encode_s / work.MeanEncodes());
-    (there ? codec->device_decode : codec->decode)
-        .Add(elements, kept, bucket.decode_s / work.MeanDecodes());
-  }
+  if (!ran.by_caller) LearnCodec(bucket, ran, elements, kept, codec);
   if (world == 1 || collective < 0 || !(bucket.network_s > 0)) return;
   if (codec->model.shared_metadata) metadata_s.Add(bucket.metadata_s);
 
@@ -128,12 +121,14 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
                              .share *
                          caller.payload;
   sample.by_devices = there && ran.exchange.encodes_nodes && DevicesOfAll().linked;
+  const bool there = bucket.encoded_on == CodecPlace::kDevice;
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
   const bool varies = !codec->model.sums_without_decoding && !codec->model.indices_apart;
   if (varies && bucket.payload_bytes > 0 && elements >= 1000) {
     sample.payload_bytes = bucket.payload_bytes / work.payload_share;
+    const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
     const double relative = sample.payload_bytes * priced.payload_scale / bytes.payload;
     codec->payload_log.Add(std::clamp(std::log(relative), -1.5, 1.5));
   }
@@ -151,6 +146,29 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
 }
 
 // Codecs that do not say what they lost report exactly 1.
+// A time that is longer because the cores were taken is no property of the codec.
+void JobModel::State::LearnCodec(const AssembledBucket& bucket, const CollectiveModel& ran,
+                                 double elements, double kept, CodecEstimate* codec) {
+  const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
+  const bool there = bucket.encoded_on == CodecPlace::kDevice;
+  const bool starved = !cores.Excesses(Now()).empty();
+  const auto learn = [&](double seconds, CodecCalibrator* calibrator) {
+    if (starved && seconds > calibrator->Predict(elements, kept)) return;
+    calibrator->Add(elements, kept, seconds);
+  };
+  learn(bucket.encode_s / work.MeanEncodes(), there ? &codec->device_encode : &codec->encode);
+  learn(bucket.decode_s / work.MeanDecodes(), there ? &codec->device_decode : &codec->decode);
+}
+
+std::map<std::string, double> JobModel::State::WaitsOfNodes() const {
+  std::map<std::string, double> waits;
+  for (const auto& [rank, excess] : cores.Excesses(Now())) {
+    const auto node = nodes.find(rank);
+    if (node != nodes.end()) waits[node->second] += excess;
+  }
+  return waits;
+}
+
 void JobModel::State::LearnGain(const AssembledBucket& bucket, const CodecEstimate& codec,
                                 const CollectiveModel& ran, BucketEstimate* estimate) {
   BucketModel gradient;
@@ -377,6 +395,10 @@ void JobModel::OnStep(const StepObservation& observation) {
     s.paces.try_emplace(observation.rank, 15).first->second.Add(computed_s);
   }
   const auto target = s.nodes.find(observation.rank);
+  if (observation.cores.has_value() && observation.rank >= 0 && observation.rank < s.world) {
+    s.cores.Add(s.Now(), observation.rank, *observation.cores);
+  }
+  s.network.SetWaits(s.WaitsOfNodes());
   for (const ArrivalObservation& arrival : observation.arrivals) {
     const auto source = s.nodes.find(arrival.source_rank);
     if (source == s.nodes.end() || target == s.nodes.end()) continue;
@@ -390,6 +412,7 @@ void JobModel::OnStep(const StepObservation& observation) {
 
 void JobModel::OnLink(const LinkObservation& observation) {
   state_->network.AddLink(state_->Now(), observation);
+  state_->network.SetWaits(state_->WaitsOfNodes());
 }
 
 std::string JobModel::BandwidthProbeReason() const {
@@ -473,6 +496,19 @@ std::vector<RankPace> JobModel::Paces() const {
 }
 
 Measured JobModel::latency_s() const { return state_->network.Latency(state_->Now()); }
+std::vector<RankCores> JobModel::Cores() const {
+  std::vector<RankCores> cores;
+  const double now_s = state_->Now();
+  for (int rank = 0; rank < state_->world; ++rank) {
+    const auto recent = state_->cores.Recent(rank, now_s);
+    if (!recent.has_value()) continue;
+    cores.push_back({rank, *recent, state_->cores.Excess(rank, now_s) > 0});
+  }
+  return cores;
+}
+
+bool JobModel::starved() const { return !state_->cores.Excesses(state_->Now()).empty(); }
+
 Measured JobModel::bandwidth_bytes_per_s() const {
   return state_->network.Bandwidth(state_->Now());
 }

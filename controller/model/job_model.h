@@ -56,6 +56,12 @@ struct ArrivalObservation {
   bool within_burst = false;
 };
 
+/// How long a rank's threads waited for a core of its host; see CoreUse in rank.proto.
+struct CoreObservation {
+  double wait_ratio = 0, datapath_wait_ratio = 0, steal_ratio = 0, pressure_ratio = 0;
+  friend bool operator==(const CoreObservation&, const CoreObservation&) = default;
+};
+
 struct StepObservation {
   int rank = 0;
   uint64_t step = 0, plan_version = 0;
@@ -68,6 +74,7 @@ struct StepObservation {
   std::vector<BlockDensityObservation> block_densities;
   std::vector<ArrivalObservation> arrivals;
   double device_link_bytes = 0, device_link_s = 0;  // see StepReport in rank.proto
+  std::optional<CoreObservation> cores;             // nothing: not known
 };
 
 /// One sample of one directed link between two ranks' nodes.
@@ -165,6 +172,13 @@ struct RankPace {
 };
 inline constexpr double kPaceMin = 1.15, kPaceDeviations = 3;
 
+/// The waits of a rank for its host's cores.
+struct RankCores {
+  int rank = 0;
+  CoreObservation recent;
+  bool starved = false;  // beyond what the job is used to: see CoreWatch
+};
+
 /// Predicted against measured time of one collective run, for the prediction-error report.
 struct PredictionRecord {
   uint64_t step = 0;
@@ -230,6 +244,10 @@ class JobModel {
   std::vector<LinkEstimate> Links() const;
   std::vector<RankPace> Paces() const;  // of the ranks that reported kPaceSteps steps or more
   static constexpr size_t kPaceSteps = 8;
+  std::vector<RankCores> Cores() const;  // of the ranks of which it is known
+  /// Some rank waits for a core beyond what the job is used to, so that its steps show neither what
+  /// a plan is worth nor that links or codecs became slower.
+  bool starved() const;
   Measured latency_s() const;              // one way, worst link
   Measured bandwidth_bytes_per_s() const;  // bottleneck
   Measured step_s() const;

@@ -11,6 +11,7 @@
 
 #include "controller/model/change_detector.h"
 #include "controller/model/codec_calibrator.h"
+#include "controller/model/core_watch.h"
 #include "controller/model/job_estimates.h"
 #include "controller/model/job_model.h"
 #include "controller/model/network_model.h"
@@ -60,6 +61,7 @@ struct JobModel::State {
   std::map<int, std::string> nodes;
   std::map<int, GradientDevices> gradient_devices;  // by rank
   std::map<int, RollingMedian> paces;               // of ranks: compute up to the last bucket
+  CoreWatch cores;
 
   uint64_t plan_version = 0;
   PlanModel plan;
@@ -90,6 +92,10 @@ struct JobModel::State {
   int FindCollective(const std::string& name) const;
   void Intersect();
   void Learn(const AssembledStep& step);
+  void LearnCodec(const AssembledBucket& bucket, const CollectiveModel& ran, double elements,
+                  double kept, CodecEstimate* codec);
+  /// The excess waits of the ranks of each node, see CoreWatch.
+  std::map<std::string, double> WaitsOfNodes() const;
   void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                    std::vector<CollectiveSample>* samples);
   /// Returns the place of the gradients of all ranks.

@@ -2,6 +2,7 @@
 // See network_model.h. The hard cases and what handles them:
 // - Hosts whose cores are taken make collectives slow, and small payloads end before a window has
 //   opened: as long as arrivals say what hosts take in, collectives teach their own terms only.
+//   What ranks waited for cores beyond what the job is used to is taken from what was measured.
 // - A drop of bandwidth shows in the next collectives; the detector needs two or three of them,
 // then the
 //   filter is set back to before the first, opened, and taught again.
@@ -47,10 +48,24 @@ constexpr double kWindowOpen = 1.4;         // times what a path holds
 constexpr double kProbeShares = 0.5;
 constexpr double kUnconfirmed = 0.7;  // of a probe that may have met a busy host
 constexpr double kUncertain = 0.3;    // log deviation of bandwidth that asks for a probe
+// No waits hide a network that became slower by more than four times.
+constexpr double kExplainedMax = 0.75;
+constexpr double kStallS = 0.05;  // that a round trip may take longer where cores are taken
 
 // A connection's rate is what it got beside the others of its host.
 double MethodDeviation(const std::string& method) {
   return method == "iperf3" ? 0.25 : method == "tcp_info" ? 0.7 : 0.4;
+}
+
+std::optional<NetworkChange> ChangeOfBandwidth(const std::optional<Measured>& before,
+                                               const std::optional<Measured>& after) {
+  if (!before.has_value() || !after.has_value()) return std::nullopt;
+  if (std::fabs(std::log(after->value / before->value)) <= kBandwidthMoved) return std::nullopt;
+  NetworkChange change;
+  change.bandwidth = true;
+  change.bandwidth_before = before->value;
+  change.bandwidth_after = after->value;
+  return change;
 }
 
 }  // namespace
@@ -135,27 +150,58 @@ void NetworkModel::Remember(Event event) {
   if (events_.size() > kEventsMax) events_.pop_front();
 }
 
+double NetworkModel::WaitOf(const std::string& source, const std::string& target) const {
+  double wait = 0;
+  for (const std::string& node : {source, target}) {
+    const auto found = waits_.find(node);
+    if (found != waits_.end()) wait += found->second;
+    if (source == target) break;
+  }
+  return std::min(wait, kExplainedMax);
+}
+
+bool NetworkModel::LeaveOutWaits(double busy, std::vector<CollectiveSample>* samples) const {
+  double wait = 0;
+  for (const auto& [node, one] : waits_) wait += one;
+  if (wait == 0 || busy <= 0) return true;
+  // The datapath's threads wait while there is something to send or to receive.
+  const double explained = std::min(kExplainedMax, wait / busy);
+  double predicted = 0, measured = 0;
+  for (const CollectiveSample& sample : *samples) {
+    predicted += filter_.Predict(sample);
+    measured += sample.seconds;
+  }
+  if (measured <= predicted) return true;
+  const double factor = std::max(1 - explained, predicted / measured);
+  if (factor * measured <= predicted) return false;
+  for (CollectiveSample& sample : *samples) sample.seconds *= factor;
+  return true;
+}
+
 void NetworkModel::AddLink(double now_s, const LinkObservation& observation) {
   const double at_s = now_s - std::max(0.0, observation.age_s);
   LinkEstimator& link = links_[{observation.source_node, observation.target_node}];
+  const double wait = WaitOf(observation.source_node, observation.target_node);
   if (observation.window_bytes > 0) {
     windows_[{observation.source_node, observation.target_node}] = observation.window_bytes;
   }
-  if (observation.rtt_s > 0) {
+  const auto floor = link.Rtt(now_s);
+  const bool stalled = wait > 0 && floor.has_value() && observation.rtt_s > floor->value &&
+                       observation.rtt_s < floor->value + kStallS;
+  if (observation.rtt_s > 0 && !stalled) {
     if (observation.method != "tcp_info") WatchRtt(at_s, link, observation.rtt_s, now_s);
     link.AddRtt(at_s, observation.rtt_s, observation.method);
     FeedLatency(now_s);
   }
   // An application-limited sample is what the application wanted, not what the link could do.
   if (observation.bandwidth_bytes_per_s > 0 && !observation.application_limited) {
-    const bool bound = MayBeWindows(link, observation, now_s);
     const double deviation = MethodDeviation(observation.method);
-    if (bound) {
+    if (wait > 0 || MayBeWindows(link, observation, now_s)) {
       link.AddLowerBound(at_s, observation.bandwidth_bytes_per_s);
     } else {
       link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
     }
-    if (observation.method != "tcp_info") {  // a probe shares its way with the job
+    if (wait == 0 && observation.method != "tcp_info") {  // a probe shares its way with the job
       arrivals_.AddProbe(at_s, observation.bandwidth_bytes_per_s,
                          std::hypot(deviation, kProbeShares * busy_), observation.method);
     }
@@ -203,6 +249,16 @@ void NetworkModel::AddArrival(double now_s, const std::string& source, const std
   const bool steady = !arrival.within_burst && even && (at_once || known);
   const double systematic = arrival.within_burst ? kBurstDeviation : kArrivalDeviation;
   const double deviation = std::hypot(systematic, arrival.relative_deviation);
+  if (const double wait = WaitOf(source, target); wait > 0) {
+    link.AddLowerBound(now_s, rate);
+    // Only what waits do not explain speaks of a slower network.
+    const auto known = arrivals_.Bandwidth(now_s);
+    if (known.has_value() && ingress < known->value && ingress > (1 - wait) * known->value) return;
+    const bool slower = known.has_value() && ingress < known->value;
+    arrivals_.Add(now_s, target, slower ? ingress / (1 - wait) : ingress,
+                  std::hypot(deviation, -std::log(1 - wait)), false);
+    return;
+  }
   if (steady && ingress <= kAlone * rate) {
     link.AddBandwidth(now_s, rate, deviation, "arrivals");
   } else {
@@ -321,9 +377,16 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
   const std::optional<Measured> arriving = arrivals_.Bandwidth(now_s);
   event.arriving = arriving;
   Pin(arriving);
+  const std::optional<NetworkChange> arrived =
+      again ? ChangeOfBandwidth(before, arriving) : std::nullopt;
+  if (arrived.has_value()) {
+    for (auto& [pair, link] : links_) link.Unconfirm();
+  }
+  const bool warm = own_steps_ > kWarmSteps;
+  if (warm && !LeaveOutWaits(busy_, &event.samples)) return arrived;
   double predicted = 0, measured = 0, bytes = 0;
   std::vector<CollectiveSample> own;
-  for (const CollectiveSample& sample : samples) {
+  for (const CollectiveSample& sample : event.samples) {
     if (!filter_.by_caller(sample.collective)) own.push_back(sample);
   }
   // As long as nothing else says anything of the network, the sums of callers do.
@@ -353,15 +416,9 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
                              kStepNoiseMax);
   }
   const int direction = detector_.Add(error / expected);
-  if (again && before.has_value() && arriving.has_value() &&
-      std::fabs(std::log(arriving->value / before->value)) > kBandwidthMoved) {
-    for (auto& [pair, link] : links_) link.Unconfirm();
+  if (arrived.has_value()) {
     detector_.Reset();  // what collectives say of the same change
-    NetworkChange change;
-    change.bandwidth = true;
-    change.bandwidth_before = before->value;
-    change.bandwidth_after = arriving->value;
-    return change;
+    return arrived;
   }
   if (direction == 0) return std::nullopt;
   NetworkChange change = Relearn(direction, std::min(detector_.run_length(), kReplayStepsMax));

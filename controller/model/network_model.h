@@ -46,6 +46,9 @@ class NetworkModel {
   /// Latency and bandwidth are the slowest that links of nodes to themselves showed.
   const SharedMemory& memory() const { return memory_; }
   const NetworkFilter& filter() const { return filter_; }
+  /// Ranks of these nodes wait for cores, for such a share of the time that passes beyond what they
+  /// are used to. What waits can explain says nothing against the network, until the next call.
+  void SetWaits(std::map<std::string, double> waits) { waits_ = std::move(waits); }
 
   void AddLink(double now_s, const LinkObservation& observation);
   /// How fast payloads came from `source` to `target`. Where a window may have been what limits
@@ -87,6 +90,9 @@ class NetworkModel {
   static constexpr size_t kEventsMax = 64;
   static constexpr int kReplayStepsMax = 8;
 
+  double WaitOf(const std::string& source, const std::string& target) const;
+  /// Takes from the samples of a step what waits explain. False: they explain all of the slowness.
+  bool LeaveOutWaits(double busy, std::vector<CollectiveSample>* samples) const;
   void AgeTo(double now_s);
   void MeasureWithin(double now_s);
   void Apply(const Event& event);
@@ -109,6 +115,7 @@ class NetworkModel {
   Smoothed device_link_log_{0.1};  // seconds per byte
   std::map<std::pair<std::string, std::string>, LinkEstimator> links_;
   std::map<std::pair<std::string, std::string>, double> windows_;  // of senders, in bytes
+  std::map<std::string, double> waits_;                            // of nodes
   ArrivalPool arrivals_;
   std::deque<Event> events_;
   ChangeDetector detector_;

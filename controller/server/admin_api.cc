@@ -9,6 +9,7 @@
 
 #include "controller/messages/explain.h"
 #include "controller/messages/json.h"
+#include "controller/messages/late_ranks.h"
 #include "controller/messages/mapping.h"
 #include "controller/messages/simulation.h"
 #include "controller/objective/objective.h"
@@ -298,11 +299,8 @@ Status AdminApi::Explain(const v1::ExplainRequest& request, v1::Explanation* res
                    " % over ", job->series().predictions(), " runs\n");
   }
   if (request.decision_id().empty()) {
-    for (const RankView& rank : job->View().ranks) {
-      if (rank.slower <= 1) continue;
-      text += StrCat("Rank ", rank.rank, " computes ", std::round(rank.slower * 10) / 10,
-                     " times slower than the middle rank, and the others wait for it: no plan "
-                     "helps\n");
+    for (const LateRanks& late : LateRanksOf(JobProto(*job))) {
+      text += StrCat("Late: ", late.text, "; no plan helps\n");
     }
   }
   if (request.decision_id().empty()) {

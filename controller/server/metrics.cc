@@ -188,6 +188,26 @@ void CollectJob(const Job& job, Collector* out) {
              "doubt.",
              labels, slower);
   out->Counter("weir_decision_errors_total", "Number of decisions that failed with an error.",
+  CoreObservation worst;  // of the ranks
+  int starved = 0;
+  for (const auto& rank : state.ranks) {
+    if (!rank.cores.has_value()) continue;
+    worst.wait_ratio = std::max(worst.wait_ratio, rank.cores->recent.wait_ratio);
+    worst.steal_ratio = std::max(worst.steal_ratio, rank.cores->recent.steal_ratio);
+    starved += rank.cores->starved ? 1 : 0;
+  }
+  out->Gauge("weir_core_wait_ratio",
+             "Greatest share over the ranks of the time in which threads could run that they "
+             "waited for a core of their host.",
+             labels, worst.wait_ratio);
+  out->Gauge("weir_core_steal_ratio",
+             "Greatest share over the ranks' hosts of the time of their cores that the hypervisor "
+             "gave to others.",
+             labels, worst.steal_ratio);
+  out->Gauge("weir_starved_ranks",
+             "Number of ranks that wait for cores longer than the job is used to; their steps "
+             "count against no link and no codec.",
+             labels, starved);
                labels, static_cast<double>(counters.decision_errors));
   out->Counter("weir_decide_seconds_total", "Time in seconds that the solver has taken.", labels,
                counters.decide_s_sum);

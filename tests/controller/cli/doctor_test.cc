@@ -260,6 +260,35 @@ TEST(DoctorTest, ARankThatComputesLateIsNamed) {
   EXPECT_THAT(found.text, HasSubstr("computes 1.4 times slower than the middle rank"));
 }
 
+TEST(DoctorTest, AHostWhoseCoresAreTakenIsNamedOnce) {
+  FleetFacts facts = HealthyFleet();
+  v1::Job* job = facts.jobs.mutable_jobs(0);
+  ASSERT_GE(job->ranks_size(), 2);
+  for (v1::Rank& rank : *job->mutable_ranks()) {
+    rank.set_node("b");
+    rank.mutable_cores()->set_wait_ratio(0.2);
+    rank.mutable_cores()->set_steal_ratio(0.02);
+  }
+  for (const Finding& finding : JudgeFleet(facts, "1.2", kNow)) {
+    EXPECT_THAT(finding.text, testing::Not(HasSubstr("taken")));
+  }
+  for (v1::Rank& rank : *job->mutable_ranks()) rank.mutable_cores()->set_steal_ratio(0.3);
+  int named = 0;
+  for (const Finding& finding : JudgeFleet(facts, "1.2", kNow)) {
+    named += finding.text.find("cores of b are taken") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(named, 1);
+  const Finding stolen = With(JudgeFleet(facts, "1.2", kNow), "job lm: the cores of b are taken");
+  EXPECT_EQ(stolen.verdict, Verdict::kWarn);
+  EXPECT_THAT(stolen.text, HasSubstr("(steal 30 %, rank 0 waits for one for 20 % of the time"));
+  EXPECT_THAT(stolen.text, testing::Not(HasSubstr("count against")));
+  EXPECT_THAT(stolen.fix, HasSubstr("fewer guests"));
+  job->mutable_ranks(0)->mutable_cores()->set_steal_ratio(0);
+  job->mutable_ranks(0)->set_starved(true);
+  const Finding starved = With(JudgeFleet(facts, "1.2", kNow), "(rank 0 waits for one for 20 %");
+  EXPECT_THAT(starved.text, HasSubstr("slow steps count against no link and no codec"));
+}
+
 TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
   FleetFacts facts = HealthyFleet();
   v1::Job* job = facts.jobs.mutable_jobs(0);

@@ -205,9 +205,12 @@ class FakeCluster {
     ranks_[0].armed = 0;
     std::vector<double> network_s;
     double end = 0;
+    stalled_s_ = 0;
     for (int b = 0; b < kBuckets; ++b) {
       const double ready = kBackwardS * b / (kBuckets - 1);
-      network_s.push_back(NetworkSeconds(ChoiceOf(b)));
+      const double free_s = NetworkSeconds(ChoiceOf(b));
+      network_s.push_back(free_s * Stretch());
+      stalled_s_ += network_s.back() - free_s;
       end = std::max(end, ready) + network_s.back() + CodecSeconds(ChoiceOf(b));
     }
     const double exposed = std::max(0.0, end - kBackwardS);
@@ -304,6 +307,10 @@ class FakeCluster {
   bool nack = false;
   int late_rank = -1;  // computes `late` times as long until its first bucket
   double late = 1;
+  // Other work takes the cores of starved_rank's host: its codecs and the collectives, which wait
+  // for it, take starved_stretch times as long, and its agent says so.
+  int starved_rank = -1;
+  double starved_stretch = 3;
   double lossy_extra_s = 0;  // of a step, where no measurement of a rank shows it
   std::string extra_codec;   // for which it is; empty: for all lossy ones
   // Progress of a step by its gain, in dense ones; none: all steps are worth the same.
@@ -431,8 +438,10 @@ class FakeCluster {
     return (n - 1) * network.latency_s + (n - 1) * payload / LinkBandwidth(1, 2);
   }
 
+  double Stretch() const { return starved_rank < 0 ? 1 : starved_stretch; }
+
   double CodecSeconds(const v1::Choice& choice) const {
-    return choice.codec() == "identity" ? 1e-5 : 1e-3 * codec_slowdown;
+    return (choice.codec() == "identity" ? 1e-5 : 1e-3 * codec_slowdown) * Stretch();
   }
 
   double GainOf(const v1::Choice& choice) const {
@@ -465,6 +474,11 @@ class FakeCluster {
     report->set_exposed_s(exposed);
     report->set_loss(3.0 / (1 + 0.01 * clock_steps_) + damage_);
     report->set_has_loss(true);
+    const bool starved = rank == starved_rank;
+    report->mutable_cores()->set_wait_ratio(starved ? 0.45 : 0.01);
+    report->mutable_cores()->set_datapath_wait_ratio((starved ? stalled_s_ / step_s : 0.01) +
+                                                     1e-3 * random_.Uniform());
+    report->mutable_cores()->set_steal_ratio(starved ? 0.3 : 0);
     report->set_skipped(non_finite_when_lossy && ActiveCodec() != "identity");
     for (int b = 0; b < kBuckets; ++b) {
       const v1::Choice choice = ChoiceOf(b);
@@ -577,6 +591,7 @@ class FakeCluster {
   v1::PeerList peers_;
   std::vector<std::string> refusals_;
   uint64_t step_ = 0;
+  double stalled_s_ = 0;  // for which collectives of the step waited for cores
   double clock_steps_ = 0, damage_ = 0;
   Random random_{7};
 };

@@ -37,8 +37,9 @@ class SimulatedJob {
     double slow_compute = 1;
     bool arrivals = false;  // ranks stamp the payloads that come from the rank before
     // Share of steps in which other work takes a host's cores: it computes up to half longer,
-    // collectives wait for it, and what it sends and receives looks slow.
-    double busy = 0;
+    // collectives wait for it, codecs take longer, and what it sends and receives looks slow.
+    double busy = 0, busy_stretch = 1.5;
+    bool cores = false;  // agents report that waiting
     uint64_t seed = 1;
   };
 
@@ -89,6 +90,9 @@ class SimulatedJob {
     version_ = version;
     model_.SetActivePlan(version, step_ + 1, plan);
   }
+
+  /// From the next step on; see Options.
+  void SetBusy(double share) { options_.busy = share; }
 
   /// Seconds of one step without noise under `plan`: what the best choice is judged by.
   double TrueStep(const TrueNetwork& network, const PlanModel& plan) const {
@@ -142,6 +146,7 @@ class SimulatedJob {
       }
     }
     busy_ = 0;
+    stalled_s_ = 0;
     for (size_t b = 0; b < plan_.size(); ++b) RunBucket(network, b, first, &free, &last, &reports);
     Finish(network, first, last, &reports);
   }
@@ -179,10 +184,12 @@ class SimulatedJob {
                  std::vector<StepObservation>* reports) {
     const BucketCost cost = Cost(b, plan_[b]);
     const bool waits = std::any_of(taken_.begin(), taken_.end(), [](bool taken) { return taken; });
-    const double network_s = cost.NetworkSeconds(network.latency_s, 1 / network.bandwidth) *
-                             std::exp(options_.network_noise * random_.Normal()) *
-                             (waits ? 1 + 1.5 * random_.Uniform() : 1);
-    const double encode_s = cost.EncodeSeconds(network.latency_s);
+    const double free_s = cost.NetworkSeconds(network.latency_s, 1 / network.bandwidth) *
+                          std::exp(options_.network_noise * random_.Normal());
+    const double stretch = waits ? 1 + options_.busy_stretch * random_.Uniform() : 1;
+    const double network_s = stretch * free_s;
+    stalled_s_ += network_s - free_s;
+    const double encode_s = cost.EncodeSeconds(network.latency_s) * stretch;
     busy_ += network_s;
     std::vector<double> enter(options_.world);
     double last_enter = 0, last_other = 0;
@@ -250,6 +257,12 @@ class SimulatedJob {
     last_step_s_ = end - clock_s_;
     clock_s_ = end;
     clock_.Advance(FromSeconds(last_step_s_));
+    for (int r = 0; options_.cores && r < options_.world; ++r) {
+      const double waited = taken_[r] ? stalled_s_ / last_step_s_ : 0;
+      const double seen = std::min(1.0, waited + 0.02 * random_.Uniform());
+      (*reports)[r].cores =
+          CoreObservation{.wait_ratio = taken_[r] ? 0.4 : 0.01, .datapath_wait_ratio = seen};
+    }
     for (const StepObservation& report : *reports) model_.OnStep(report);
     if (std::floor(before_s) != std::floor(clock_s_)) ProbeLatency(network);
   }
@@ -268,7 +281,7 @@ class SimulatedJob {
     }
   }
 
-  const Options options_;
+  Options options_;
   FakeClock& clock_;
   Random random_;
   JobModel model_;
@@ -278,6 +291,7 @@ class SimulatedJob {
   std::vector<double> begin_s_;
   std::vector<bool> taken_;  // the cores of each host, in this step
   double clock_s_ = 0, last_step_s_ = 0, busy_ = 0, decode_s_ = 0;
+  double stalled_s_ = 0;  // by which collectives of the step waited for cores
   int probes_ = 0;
 };
 

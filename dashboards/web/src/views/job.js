@@ -23,6 +23,25 @@ const spans = [["0", "all"], ["500", "last 500 steps"], ["100", "last 100 steps"
 const select = (id, options) =>
     h("select", {id}, options.map(([value, text]) => h("option", {value}, text)));
 
+// As late_ranks.h of controller/messages.
+const takenWaitRatio = 0.3, takenStealRatio = 0.1;
+const slower = (rank) => Math.round(10 * number(rank.slower)) / 10;
+const coresTaken = ({cores = {}, starved}) => starved ||
+    number(cores.wait_ratio) >= takenWaitRatio || number(cores.steal_ratio) >= takenStealRatio;
+const isLate = (rank) => number(rank.slower) > 1 || coresTaken(rank);
+const paceText = (rank) =>
+    (number(rank.slower) > 1 ? `▲ ${slower(rank)} times slower` : rank.slower ? "as the others" : "-");
+
+function coresText(rank) {
+  if (!rank.cores) return "-";
+  const steal = number(rank.cores.steal_ratio);
+  return `${coresTaken(rank) ? "▲ taken, waits " : "waits "}${percent(number(rank.cores.wait_ratio))}` +
+      (steal > 0 ? `, steal ${percent(steal)}` : "");
+}
+
+const probeText = (probes) =>
+    `in ${seconds(number(probes.seconds))}; at most ${percent(number(probes.budget_ratio))} of what training sends`;
+
 export default class JobView {
   constructor(context, name) {
     const {api, store} = context;
@@ -180,6 +199,7 @@ export default class JobView {
             latency.method ? `${latency.method} ${age(number(latency.age_s))}` : ""),
         tile("step", String(number(job.step)), `loss ${significant(number(job.loss))}`),
         tile("frames", protection(job).word, protection(job).detail),
+        tile("bandwidth probes", bytes(number((job.probes || {}).bytes)), probeText(job.probes || {})),
         tile("sent", bytes(number(job.bytes_sent)),
             `${job.state || ""}, ${present} of ${number(job.world)} ranks, plan ${
                 job.rollout_state || ""}`),
@@ -266,8 +286,15 @@ export default class JobView {
               {name: "state", of: (rank) => (rank.connected ? "● attached" : "▲ gone")},
               {name: "step", number: true, of: (rank) => String(number(rank.step))},
               {name: "plan", number: true, of: (rank) => String(number(rank.plan_version))},
+              {name: "computes", class: "short", of: paceText},
+              {name: "cores", class: "short", of: coresText},
             ],
-            job.ranks || [], (rank) => ({class: rank.connected ? null : "trouble"})));
+            job.ranks || [],
+            (rank) => ({class: rank.connected && !isLate(rank) ? null : "trouble"})),
+        (job.sharing || []).length > 0 ?
+            h("p", {id: "sharing", class: "muted"}, "Shares its links with ",
+                job.sharing.map((other) => `job ${other.job} (${number(other.nodes)} nodes)`).join(", "), ".") :
+            null);
   }
 
   onEvents() {
