@@ -52,7 +52,7 @@ Status Fleet::Recover() {
   WEIR_ASSIGN_OR_RETURN(auto jobs, journal_.Jobs());
   for (FleetJournal::KeptJob& kept : jobs) {
     WEIR_ASSIGN_OR_RETURN(Job * job, jobs_.FindOrAdd(kept.name));
-    job->Recover(kept.view, std::move(kept.pin), std::move(kept.newest));
+    job->Recover(kept.view, std::move(kept.pin), std::move(kept.newest), std::move(kept.progress));
   }
   return OkStatus();
 }

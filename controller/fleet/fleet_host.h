@@ -27,6 +27,7 @@ class FleetJournal : public JobJournal {
     JobView view;
     std::optional<JobPin> pin;
     std::optional<DecisionRecord> newest;  // decision
+    std::string progress;                  // as JobJournal::SaveProgress got it; empty: none
   };
   virtual Status SaveNode(const NodeGreeting& said, double last_seen_unix_s) = 0;
   virtual Status SavePolicy(const KeptPolicy& policy) = 0;

@@ -6,6 +6,11 @@
 #include "datapath/base/log.h"
 
 namespace weir {
+namespace {
+
+constexpr double kProgressSaveS = 30;
+
+}  // namespace
 
 Job::Job(std::string name, JobHost& host, JobOptions options)
     : name_(std::move(name)),
@@ -22,9 +27,9 @@ void Job::Warn(const std::string& message) const {
 }
 
 void Job::Recover(const JobView& stored, std::optional<JobPin> pin,
-                  std::optional<DecisionRecord> newest) {
+                  std::optional<DecisionRecord> newest, std::string progress) {
   members_.Recover(stored);
-  observer_.Recover(stored);
+  observer_.Recover(stored, std::move(progress));
   ledger_.Recover(stored);
   loop_.Recover(std::move(pin), std::move(newest));
 }
@@ -106,6 +111,7 @@ void Job::On(int rank, const StepObservation& step) {
     if (step.skipped) ++counters_.skipped_steps;
     host_.Publish({name_, "", observer_.AddPoint(step)});
     loop_.OnStep(step);
+    SaveProgress();
   }
   observer_.AddPredictions();
   if (rank == 0) MaybeDecide();
@@ -248,6 +254,19 @@ JobView Job::View() const {
   out.decisions = counters_.records;
   out.evaluations = counters_.records + counters_.unchanged;
   return out;
+}
+
+// Losses of minutes must not be lost with the controller.
+void Job::SaveProgress() {
+  const TimePoint now = host_.clock().Now();
+  const uint64_t losses = model()->progress().losses();
+  if (now < next_progress_save_ || losses == losses_saved_) return;
+  next_progress_save_ = now + FromSeconds(kProgressSaveS);
+  losses_saved_ = losses;
+  const Status saved = host_.journal().SaveProgress(name_, model()->SaveProgress());
+  if (saved.ok()) return;
+  ++counters_.store_errors;
+  Warn(StrCat("learnt progress not stored: ", Message(saved)));
 }
 
 void Job::PublishIncident(const std::string& text, RankIncident incident) {

@@ -28,7 +28,7 @@ class Job {
   /// Rebuilds what a former controller knew: highest version and the last decision. Ranks tell the
   /// rest.
   void Recover(const JobView& stored, std::optional<JobPin> pin,
-               std::optional<DecisionRecord> newest);
+               std::optional<DecisionRecord> newest, std::string progress = {});
 
   /// A rank's greeting through its node. kInvalidArgument or kFailedPrecondition: refused, says
   /// why; also when the rank is attached on another node: two processes must not be mixed, and the
@@ -80,6 +80,7 @@ class Job {
   void PublishIncident(const std::string& text, RankIncident incident);
   void PublishState();
   void PublishSoon(const std::string& state_before);
+  void SaveProgress();
   void Warn(const std::string& message) const;
 
   const std::string name_;
@@ -94,7 +95,8 @@ class Job {
   double finished_unix_s_ = 0;
   std::optional<TimePoint> complete_since_;
   bool state_unpublished_ = false;  // until the next tick
-  TimePoint next_check_{};
+  TimePoint next_check_{}, next_progress_save_{};
+  uint64_t losses_saved_ = 0;
 };
 
 }  // namespace weir

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "controller/job/decision_record.h"
 #include "controller/job/effective_policy.h"
@@ -56,6 +57,8 @@ class JobJournal {
   virtual StatusOr<Added> AddDecision(const DecisionRecord& record, const std::string& snapshot,
                                       const std::string& policy) = 0;
   virtual Status UpdateDecision(const DecisionRecord& record) = 0;
+  /// `learnt`: of the progress of the job's steps; see JobModel::SaveProgress.
+  virtual Status SaveProgress(const std::string& job, const std::string& learnt) = 0;
   virtual Status SavePin(const std::string& job, const JobPin& pin, double unix_s) = 0;
   virtual Status DeletePin(const std::string& job) = 0;
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "controller/job/bounds.h"
+#include "datapath/base/log.h"
 
 namespace weir {
 namespace {
@@ -21,13 +22,16 @@ void AddBusyTimes(const StepObservation& step, StepPoint* point) {
 
 }  // namespace
 
-void Observer::Recover(const JobView& stored) {
+void Observer::Recover(const JobView& stored, std::string progress) {
+  former_progress_ = std::move(progress);
   started_unix_s_ = stored.started_unix_s;
   bytes_sent_ = stored.bytes_sent;
 }
 
 void Observer::Begin(const RankGreeting& hello) {
+  if (model_ != nullptr) former_progress_ = model_->SaveProgress();
   if (hello.step == 0 || started_unix_s_ == 0) {
+    former_progress_.clear();
     started_unix_s_ = clock_.UnixSeconds();
     bytes_sent_ = 0;
     help_.Begin();
@@ -36,6 +40,15 @@ void Observer::Begin(const RankGreeting& hello) {
   }
   buckets_.clear();
   model_ = std::make_unique<JobModel>(job_, hello.world, clock_);
+  if (!former_progress_.empty()) {
+    const Status restored = model_->RestoreProgress(former_progress_, hello.step);
+    if (!restored.ok()) {
+      Log(LogLevel::kWarning, "controller",
+          StrCat("job ", job_,
+                 ": what was learnt of its progress is not used: ", Message(restored)));
+    }
+  }
+  former_progress_.clear();
   dense_step_s_ = 0;
 }
 
@@ -172,11 +185,11 @@ void Observer::Fill(JobView* out) const {
       if (rank.rank == pace.rank) rank.slower = pace.slower;
     }
   }
-}
-
-}  // namespace weir
   for (const RankCores& cores : model_->Cores()) {
     for (RankView& rank : out->ranks) {
       if (rank.rank == cores.rank) rank.cores = cores;
     }
   }
+}
+
+}  // namespace weir

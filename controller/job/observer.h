@@ -22,7 +22,8 @@ class Observer {
   Observer(std::string job, const Clock& clock)
       : job_(std::move(job)), clock_(clock), help_(clock) {}
 
-  void Recover(const JobView& stored);
+  /// `progress`: as JobModel::SaveProgress gave it; empty: none.
+  void Recover(const JobView& stored, std::string progress);
   /// The ranks of `hello` begin another incarnation. One that is further than the start belongs to
   /// a run that this controller once knew, whose sums go on.
   void Begin(const RankGreeting& hello);
@@ -72,6 +73,7 @@ class Observer {
   double dense_step_s_ = 0;
   HelpWatch help_;
   std::optional<RankIncident> non_finite_;
+  std::string former_progress_;  // of the same run, until the next Begin
 };
 
 }  // namespace weir

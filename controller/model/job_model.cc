@@ -7,6 +7,7 @@
 #include "controller/model/job_model.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <set>
@@ -517,6 +518,24 @@ uint64_t JobModel::step() const { return state_->step; }
 double JobModel::gain() const { return state_->gain.value_or(1); }
 std::optional<double> JobModel::loss() const { return state_->loss; }
 const ProgressModel& JobModel::progress() const { return state_->progress; }
+
+std::string JobModel::SaveProgress() const {
+  const std::string learnt = state_->progress.Save();
+  return learnt.empty() ? "" : StrCat(state_->step, " ", learnt);
+}
+
+Status JobModel::RestoreProgress(std::string_view saved, uint64_t step) {
+  uint64_t at = 0;
+  const auto [end, error] = std::from_chars(saved.data(), saved.data() + saved.size(), at);
+  if (error != std::errc() || end == saved.data() + saved.size() || *end != ' ') {
+    return InvalidArgument("expected a step and a state of the progress model");
+  }
+  if (at > step) {
+    return InvalidArgument(StrCat("progress was saved at step ", at, ", the run is at ", step));
+  }
+  const auto begin = static_cast<size_t>(end - saved.data()) + 1;
+  return state_->progress.Restore(saved.substr(begin), step - at);
+}
 
 std::vector<PredictionRecord> JobModel::TakePredictions() {
   std::vector<PredictionRecord> taken(state_->predictions.begin(), state_->predictions.end());

@@ -256,6 +256,11 @@ class JobModel {
   std::optional<double> loss() const;
   /// The progress per step by the job's losses.
   const ProgressModel& progress() const;
+  /// All that was learnt of that until this step, as a text; empty: nothing was.
+  std::string SaveProgress() const;
+  /// Takes over what another model of the same run saved; the run is at `step`. kInvalidArgument:
+  /// it is damaged, or of a later step, as where ranks went back to a checkpoint.
+  Status RestoreProgress(std::string_view saved, uint64_t step);
   /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the
   /// call.
   std::vector<PredictionRecord> TakePredictions();

@@ -5,7 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "datapath/base/status.h"
 
 namespace weir {
 
@@ -79,6 +83,12 @@ class ProgressModel {
   /// With the clock run by gain^exponent since then.
   std::optional<Behind> BehindCurve(double exponent) const;
 
+  /// All that was learnt, as a text of some 20 kB; empty: nothing was.
+  std::string Save() const;
+  /// Goes on from what Save gave, `steps` steps later, of whose losses nothing is known.
+  /// kInvalidArgument: it is damaged or of another release; nothing changes.
+  Status Restore(std::string_view text, uint64_t steps);
+
  private:
   struct Filter {
     double level = 0, slope = 0;
@@ -96,6 +106,9 @@ class ProgressModel {
   void RenewFrozen();
   void Freeze();
   size_t LikeliestDrift() const;
+  template <typename Visit>
+  void VisitNumbers(const Visit& visit);
+  bool IsSane() const;
 
   std::array<Filter, kFilters> filters_{};  // [drift][exponent]
   std::array<double, kExponents> clocks_{};

@@ -67,7 +67,8 @@ StatusOr<std::vector<FleetJournal::KeptJob>> StoreJournal::Jobs() {
   for (const StoredJob& stored : stored_jobs) {
     v1::Job job;
     if (!FromJson(stored.payload, &job).ok()) continue;
-    KeptJob& kept = jobs.emplace_back(KeptJob{stored.name, ToModel(job), {}, {}});
+    KeptJob& kept = jobs.emplace_back(KeptJob{stored.name, ToModel(job), {}, {}, {}});
+    kept.progress = store_.GetFact("progress/" + stored.name).value_or("");
     if (const auto pin = pins.find(stored.name); pin != pins.end()) kept.pin = pin->second;
     const auto decisions = store_.ListDecisions(stored.name, 0, 1);
     if (!decisions.ok() || decisions->empty()) continue;
@@ -157,6 +158,11 @@ StatusOr<std::string> SnapshotOf(const StoredDecision& stored) {
   }
   if (stored.base.empty()) return stored.snapshot;
   return WithTables(stored.snapshot, stored.base);
+}
+
+// The store deletes facts of this name with the job.
+Status StoreJournal::SaveProgress(const std::string& job, const std::string& learnt) {
+  return store_.PutFact("progress/" + job, learnt);
 }
 
 Status StoreJournal::SavePin(const std::string& job, const JobPin& pin, double unix_s) {

@@ -33,6 +33,7 @@ class StoreJournal : public FleetJournal {
   StatusOr<Added> AddDecision(const DecisionRecord& record, const std::string& snapshot,
                               const std::string& policy) override;
   Status UpdateDecision(const DecisionRecord& record) override;
+  Status SaveProgress(const std::string& job, const std::string& learnt) override;
   Status SavePin(const std::string& job, const JobPin& pin, double unix_s) override;
   Status DeletePin(const std::string& job) override;
 

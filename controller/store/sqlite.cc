@@ -89,9 +89,9 @@ class SqliteStore : public Store {
               " WHERE name LIKE 'plans/%' ORDER BY rowid DESC LIMIT ?1)",
               kDeletedJobsMax));
     int deleted = 0;
-    for (const char* sql :
-         {"DELETE FROM job WHERE name = ?1", "DELETE FROM plan WHERE job = ?1",
-          "DELETE FROM decision WHERE job = ?1", "DELETE FROM pin WHERE job = ?1"}) {
+    for (const char* sql : {"DELETE FROM job WHERE name = ?1", "DELETE FROM plan WHERE job = ?1",
+                            "DELETE FROM decision WHERE job = ?1", "DELETE FROM pin WHERE job = ?1",
+                            "DELETE FROM fact WHERE name = 'progress/' || ?1"}) {
       WEIR_RETURN_IF_ERROR(Write(sql, name));
       deleted += sqlite3_changes(database_->handle());
     }

@@ -107,8 +107,8 @@ class Store {
   virtual StatusOr<std::vector<StoredNode>> ListNodes() = 0;
 
   virtual Status PutJob(const StoredJob& job) = 0;
-  /// With its plans, decisions and pin, but its highest plan version stays, of the newest 10,000
-  /// such jobs. kNotFound: nothing of it is stored.
+  /// With its plans, decisions, pin and the fact "progress/NAME", but its highest plan version
+  /// stays, of the newest 10,000 such jobs. kNotFound: nothing of it is stored.
   virtual Status DeleteJob(const std::string& name) = 0;
   virtual StatusOr<std::vector<StoredJob>> ListJobs() = 0;
 

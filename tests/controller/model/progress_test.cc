@@ -183,6 +183,71 @@ TEST(ProgressModelTest, ACurveThatBendsIsNotBehindItself) {
   }
 }
 
+TEST(ProgressModelTest, GoesOnWhereASavedOneWas) {
+  ProgressModel model = Train({}, 3);
+  const std::string saved = model.Save();
+  EXPECT_LT(saved.size(), 40'000u);
+  ProgressModel restored;
+  ASSERT_TRUE(restored.Restore(saved, 0).ok());
+  EXPECT_EQ(restored.Save(), saved);
+  Random random(9);
+  for (int step = 0; step < 300; ++step) {
+    const double gain = step < 150 ? 0.4 : 1, loss = 1.5 + 0.05 * random.Normal();
+    model.Add(gain, loss);
+    restored.Add(gain, loss);
+  }
+  EXPECT_EQ(restored.LogLikelihood(), model.LogLikelihood());
+  EXPECT_EQ(restored.losses(), model.losses());
+  EXPECT_EQ(restored.BehindCurve(1)->loss, model.BehindCurve(1)->loss);
+  EXPECT_EQ(ProgressModel().Save(), "");
+}
+
+TEST(ProgressModelTest, StepsThatNobodySawMoveTheClock) {
+  // The same course, with 400 steps in its middle that the restored model did not see.
+  ProgressModel model;
+  Random random(4);
+  const auto loss_at = [&](int step) { return kPower(step) + 0.02 * random.Normal(); };
+  for (int step = 0; step < 600; ++step) model.Add(1, loss_at(step));
+  ProgressModel late, still;
+  ASSERT_TRUE(late.Restore(model.Save(), 400).ok());
+  ASSERT_TRUE(still.Restore(model.Save(), 0).ok());
+  for (int step = 1000; step < 1100; ++step) {
+    const double loss = loss_at(step);
+    late.Add(1, loss);
+    still.Add(1, loss);
+  }
+  ASSERT_TRUE(late.BehindCurve(1).has_value());
+  EXPECT_LT(std::fabs(late.BehindCurve(1)->loss), 0.5 * std::fabs(still.BehindCurve(1)->loss));
+}
+
+TEST(ProgressModelTest, ADamagedStateIsRefusedAndChangesNothing) {
+  const std::string saved = Train({}, 3).Save();
+  ProgressModel model = Train({}, 5);
+  const std::string before = model.Save();
+  std::vector<std::string> damaged = {"",
+                                      "progress1",
+                                      "progress2" + saved.substr(9),
+                                      saved + " 1",
+                                      saved.substr(0, saved.size() / 2),
+                                      "progress1 nan nan"};
+  std::string text = saved;
+  for (char& c : text) c = c == ' ' ? c : '-';
+  damaged.push_back(text);
+  // Every number in turn becomes one that no logarithm takes.
+  for (size_t at = saved.find(' '); at != std::string::npos; at = saved.find(' ', at + 1)) {
+    const size_t end = std::min(saved.find(' ', at + 1), saved.size());
+    ProgressModel fresh;
+    const std::string one = saved.substr(0, at) + " -1" + saved.substr(end);
+    if (!fresh.Restore(one, 10).ok()) continue;
+    for (int i = 0; i < 20; ++i) fresh.Add(0.5, 2.0 - 0.01 * i);
+    for (const double value : fresh.LogLikelihood()) ASSERT_TRUE(std::isfinite(value)) << at;
+  }
+  for (const std::string& one : damaged) {
+    EXPECT_EQ(model.Restore(one, 0).code(), StatusCode::kInvalidArgument) << one.substr(0, 40);
+    EXPECT_EQ(model.Save(), before);
+  }
+}
+
 TEST(ExponentBeliefTest, APolicyMayBeCertain) {
   const ProgressModel model = Train({.exponent = 0.3}, 1);
   const auto belief = BeliefOf(model.LogLikelihood(), 1.75, 0);
