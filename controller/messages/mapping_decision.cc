@@ -151,6 +151,7 @@ DecisionFacts ToModel(const v1::DecisionFacts& in) {
   out.dense_probability = in.dense_probability();
   out.failures = static_cast<int>(std::min<uint32_t>(in.failures(), 1u << 30));
   out.held_s = in.held_s();
+  out.bandwidth_deviation = in.bandwidth_deviation();
   out.ring = ToModel(in.ring());
   out.shards = ToModel(in.shards());
   return out;
@@ -177,6 +178,7 @@ v1::DecisionFacts ToProto(const DecisionFacts& in) {
   out.set_dense_probability(Finite(in.dense_probability));
   out.set_failures(static_cast<uint32_t>(in.failures));
   out.set_held_s(Finite(in.held_s));
+  out.set_bandwidth_deviation(Finite(in.bandwidth_deviation));
   if (!in.ring.order.empty()) *out.mutable_ring() = ToProto(in.ring);
   if (!in.shards.shares.empty()) *out.mutable_shards() = ToProto(in.shards);
   return out;

@@ -309,6 +309,8 @@ void Decider::WriteFacts(size_t chosen) {
   DecisionFacts& facts = decision_.facts;
   facts.switched = decision_.switched;
   facts.world = snapshot.world;
+  const Measured& bandwidth = snapshot.bandwidth_bytes_per_s;
+  if (bandwidth.value > 0) facts.bandwidth_deviation = bandwidth.deviation / bandwidth.value;
   facts.latency_s = snapshot.latency_s.value;
   facts.bandwidth_bytes_per_s = snapshot.bandwidth_bytes_per_s.value;
   facts.chosen = FactsOf(chosen);

@@ -64,6 +64,11 @@ bool Decider::IsTrusted(size_t index) const {
   return DenseProbability(index, 1) >= policy_.confidence;
 }
 
+bool Decider::IsWorthItsLoss(size_t index) const {
+  if (all_[index].dense || dense_ < 0 || !all_[dense_].excluded_by.empty()) return true;
+  return all_[index].score < (1 - policy_.improvement_min) * all_[dense_].score;
+}
+
 // The best that surely makes more progress than dense, where the objective minds; else the best.
 size_t Decider::FirstTrusted(const std::vector<size_t>& ranked) const {
   const auto first = std::find_if(ranked.begin(), ranked.end(), [&](size_t i) {
@@ -170,6 +175,7 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
       refuse(std::move(facts));
       break;
     }
+    if (!IsWorthItsLoss(i)) continue;  // dense follows in the ranking
     if (const HeldChange* held = Held(i); held != nullptr) {
       facts.rule = DecisionRule::kHeld;
       facts.failures = held->failures;

@@ -84,6 +84,8 @@ class Decider {
   /// where nothing dense may run.
   double DenseProbability(size_t index, double factor) const;
   bool IsTrusted(size_t index) const;
+  /// Whether the alternative is dense, or better by enough than dense where dense may run.
+  bool IsWorthItsLoss(size_t index) const;
   size_t FirstTrusted(const std::vector<size_t>& ranked) const;
   size_t ChooseGentler(const std::vector<size_t>& ranked);
   size_t Because(DecisionRule rule, size_t chosen);

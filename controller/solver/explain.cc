@@ -96,11 +96,21 @@ std::string EncodingText(const EncodingPlace& encoding) {
   return (encoding.place == CodecPlace::kNowhere ? ", " : ", encoded ") + place + ",";
 }
 
-// "at 6.2 MB/s and 0.4 ms".
+// Few bytes say little of the bandwidth, as within one host, and then little depends on it.
+constexpr double kVague = 0.3, kUnknown = 1;  // deviations, as shares
+
+// "at 50 Mb/s and 0.4 ms".
 std::string NetworkText(const DecisionFacts& facts) {
   if (facts.world <= 1) return "in a world of one";
-  return "at " + BandwidthText(facts.bandwidth_bytes_per_s) + " and " +
-         SecondsText(facts.latency_s);
+  const std::string latency = SecondsText(facts.latency_s);
+  if (facts.bandwidth_deviation >= kUnknown) {
+    return "at " + latency + " and a bandwidth that too few bytes show";
+  }
+  std::string bandwidth = BandwidthText(facts.bandwidth_bytes_per_s);
+  if (facts.bandwidth_deviation >= kVague) {
+    bandwidth += " +- " + PercentText(facts.bandwidth_deviation);
+  }
+  return "at " + bandwidth + " and " + latency;
 }
 
 // "top_k 0.01 over sparse_all_gather, encoded on the GPU, predicts 0.21 s per step at gain 0.41".
@@ -109,17 +119,23 @@ std::string PredictionText(const PlanFacts& plan) {
          " per step at gain " + NumberText(plan.gain);
 }
 
-// The alternatives: dense, and the plan that ran.
+// The alternatives: dense, and the plan that ran, unless that is the same.
 std::string Against(const DecisionFacts& facts) {
   std::string text;
-  if (facts.dense_step_s > 0 && !facts.chosen.dense) {
-    text += " against " + SecondsText(facts.dense_step_s) + " dense";
-  }
-  if (facts.switched && facts.incumbent.has_value() && !(facts.incumbent->dense && !text.empty())) {
-    text += (text.empty() ? " against " : " and ") + SecondsText(facts.incumbent->step_s) +
-            " at gain " + NumberText(facts.incumbent->gain) + " for " + facts.incumbent->label;
-  }
-  return text;
+  const std::string dense = SecondsText(facts.dense_step_s);
+  if (facts.dense_step_s > 0 && !facts.chosen.dense) text += " against " + dense + " dense";
+  if (!facts.switched || !facts.incumbent.has_value()) return text;
+  const PlanFacts& ran = *facts.incumbent;
+  if (ran.dense && !text.empty() && SecondsText(ran.step_s) == dense) return text;
+  return text + (text.empty() ? " against " : " and ") + SecondsText(ran.step_s) + " at gain " +
+         NumberText(ran.gain) + " for " + ran.label;
+}
+
+// "20 % less time per progress than what runs".
+std::string SavingText(const DecisionFacts& facts, double share) {
+  const bool by_progress = facts.progress_exponent > 0;
+  return PercentText(share) + (by_progress ? " less time per progress" : " less of the objective") +
+         " than what runs";
 }
 
 // The text behind the prediction.
@@ -137,17 +153,18 @@ std::string RuleText(const DecisionFacts& facts) {
     case DecisionRule::kNothingBetter:
       return " and stays: no candidate is predicted to be better";
     case DecisionRule::kBetter:
-      return " (" + PercentText(facts.promised) + " better, with " +
-             PercentText(facts.probability) + " confidence)";
+      return " (" + SavingText(facts, facts.promised) + ", with " + PercentText(facts.probability) +
+             " confidence)";
     case DecisionRule::kTooLittleBetter:
-      return " and stays: " + label + " promises " + PercentText(std::max(0.0, facts.promised)) +
-             " better, " + PercentText(facts.promised_min) + " required";
+      return " and stays: " + label + " promises " +
+             SavingText(facts, std::max(0.0, facts.promised)) + ", " +
+             PercentText(facts.promised_min) + " required";
     case DecisionRule::kDwell:
       return " and stays: the last switch was " + SecondsText(facts.since_switch_s) + " ago, " +
              SecondsText(facts.dwell_s) + " must pass before " + label;
     case DecisionRule::kUnsure:
-      return " and stays: " + label + " would be " + PercentText(facts.promised) +
-             " better, but with only " + PercentText(facts.probability) + " confidence, " +
+      return " and stays: " + label + " promises " + SavingText(facts, facts.promised) +
+             ", but with only " + PercentText(facts.probability) + " confidence, " +
              PercentText(facts.probability_min) + " required";
     case DecisionRule::kIncumbentExcluded:
       return "; the running plan is excluded by " + facts.excluded_by;

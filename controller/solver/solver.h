@@ -71,11 +71,13 @@ struct DecisionFacts {
   bool switched = false;
   int world = 1;
   double latency_s = 0, bandwidth_bytes_per_s = 0;
+  double bandwidth_deviation = 0;  // one standard deviation, as a share
   PlanFacts chosen;
   std::optional<PlanFacts> incumbent;  // as predicted on the same snapshot
   double dense_step_s = 0;             // 0: nothing dense is offered
-  // The alternative that the rule is about; empty: the chosen one. Shares of the objective that it
-  // promises and must promise, and how probable it is and must be that it is better.
+  // The alternative that the rule is about; empty: the chosen one. Shares of the running plan's
+  // objective that it promises and must promise to save, and how probable it is and must be that it
+  // is better.
   std::string alternative;
   double promised = 0, promised_min = 0;
   double probability = 0, probability_min = 0;

@@ -379,7 +379,9 @@ TEST(SwitchingTest, BigSureImprovementSwitches) {
   const Decision decision = MustDecide(Running(6e6, kDense));
   EXPECT_TRUE(decision.switched);
   EXPECT_FALSE(decision.chosen.dense);
-  EXPECT_THAT(ReasonText(decision.facts), AllOf(HasSubstr("% better"), HasSubstr("% confidence")));
+  EXPECT_THAT(
+      ReasonText(decision.facts),
+      AllOf(HasSubstr("% less time per progress than what runs"), HasSubstr("% confidence")));
 }
 
 TEST(SwitchingTest, TheBestPlanStays) {

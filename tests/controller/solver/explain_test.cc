@@ -76,6 +76,7 @@ TEST(ExplainTest, EveryRuleHasItsWords) {
   facts.dense_step_s = 0.5;
   facts.alternative = "qsgd over ring";
   facts.promised = 0.2;
+  facts.progress_exponent = 1;
   facts.probability = facts.probability_min = 0.9;
   facts.excluded_by = "gain_min 0.5";
   const std::string begin =
@@ -84,14 +85,16 @@ TEST(ExplainTest, EveryRuleHasItsWords) {
   const std::pair<DecisionRule, const char*> expected[] = {
       {DecisionRule::kFixed, ""},
       {DecisionRule::kNothingBetter, " and stays: no candidate is predicted to be better"},
-      {DecisionRule::kBetter, " (20 % better, with 90 % confidence)"},
+      {DecisionRule::kBetter,
+       " (20 % less time per progress than what runs, with 90 % confidence)"},
       {DecisionRule::kTooLittleBetter,
-       " and stays: qsgd over ring promises 20 % better, 0 % required"},
+       " and stays: qsgd over ring promises 20 % less time per progress than what runs, 0 % "
+       "required"},
       {DecisionRule::kDwell,
        " and stays: the last switch was 0 s ago, 0 s must pass before qsgd over ring"},
       {DecisionRule::kUnsure,
-       " and stays: qsgd over ring would be 20 % better, but with only 90 % confidence, 90 % "
-       "required"},
+       " and stays: qsgd over ring promises 20 % less time per progress than what runs, but with "
+       "only 90 % confidence, 90 % required"},
       {DecisionRule::kIncumbentExcluded, "; the running plan is excluded by gain_min 0.5"},
       {DecisionRule::kIncumbentUnpredictable, "; the running plan cannot continue: gain_min 0.5"},
   };
@@ -110,8 +113,35 @@ TEST(ExplainTest, EveryRuleHasItsWords) {
   facts.binding_constraint = "ratio_min 0.01";
   EXPECT_EQ(ReasonText(facts),
             begin +
-                " and 0.5 s at gain 1 for dense over ring (20 % better, with 90 % confidence); the "
-                "ring goes 0 2 1 3; ratio_min 0.01 excludes better");
+                " and 0.5 s at gain 1 for dense over ring (20 % less time per progress than what "
+                "runs, with 90 % confidence); the ring goes 0 2 1 3; ratio_min 0.01 excludes "
+                "better");
+}
+
+// "5.8 % better" was read as better than the best dense plan, which is not what ran.
+TEST(ExplainTest, TheSavingIsOfAPlanThatTheSentenceNames) {
+  DecisionFacts facts;
+  facts.world = 2;
+  facts.rule = DecisionRule::kBetter;
+  facts.switched = true;
+  facts.bandwidth_bytes_per_s = 3.1e10;
+  facts.bandwidth_deviation = 0.5;
+  facts.latency_s = 6e-6;
+  facts.chosen = {"bf16 over recursive_doubling", 4.57e-3, 1, false};
+  facts.incumbent = PlanFacts{"dense over ring", 4.85e-3, 1, true};
+  facts.dense_step_s = 4.58e-3;
+  facts.promised = 0.058;
+  facts.probability = 1;
+  EXPECT_EQ(ReasonText(facts),
+            "at 248 Gb/s +- 50 % and 6 us bf16 over recursive_doubling predicts 4.57 ms per step "
+            "at gain 1 against 4.58 ms dense and 4.85 ms at gain 1 for dense over ring (5.8 % less "
+            "of the objective than what runs, with 100 % confidence)");
+  facts.incumbent->step_s = facts.dense_step_s;
+  facts.bandwidth_deviation = 1.2;
+  EXPECT_EQ(ReasonText(facts),
+            "at 6 us and a bandwidth that too few bytes show bf16 over recursive_doubling predicts "
+            "4.57 ms per step at gain 1 against 4.58 ms dense (5.8 % less of the objective than "
+            "what runs, with 100 % confidence)");
 }
 
 }  // namespace
