@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/fleet/fleet.h"
+#include "controller/fleet/link_sharing.h"
 
 #include <algorithm>
 
@@ -18,6 +19,7 @@ constexpr size_t kProbeOffersAtOnce = 8192;
 constexpr double kProbeAfterS = 3;  // passive estimates get this long before a link is probed
 constexpr double kWantedProbeIntervalS = 5;  // between probes of one link that the model asks for
 constexpr double kProbeSeconds = 0.1;        // the duration of a probe, from which its bytes follow
+constexpr double kDutyOfBudget = 2;          // share of a link's time over that of its bytes
 constexpr double kLinkEventIntervalS = 1;
 constexpr double kHeartbeatsMissed = 1.5;  // silence, in intervals, after which one is missing
 
@@ -243,7 +245,9 @@ size_t Fleet::OfferProbes(const Job& job) {
   // those that another order of the ring would use.
   const bool wanted = job.model()->WantsBandwidthProbe();
   ProbeScheduler::LinkOffer offer;
-  offer.interval_s = job.decisions().policy().probe_interval_s;
+  const Policy policy = job.decisions().policy();
+  offer.interval_s = policy.probe_interval_s;
+  offer.duty_max = kDutyOfBudget * policy.probe_budget_ratio;
   if (wanted) offer.interval_s = std::min(offer.interval_s, kWantedProbeIntervalS);
   offer.bytes_wanted = static_cast<uint64_t>(
       std::clamp(Finite(job.model()->bandwidth_bytes_per_s().value) * kProbeSeconds, 0.0, 1e12));
@@ -367,6 +371,18 @@ void Fleet::Publish(JobEvent event) { watcher_.OnEvent(event, clock_.UnixSeconds
 const PolicyEntry* Fleet::PolicyFor(const std::string& job) const {
   const Job* known = jobs_.Find(job);
   return policies_.Match(job, known == nullptr ? JobLabels() : known->members().labels());
+}
+
+std::map<std::string, std::vector<std::string>> Fleet::NodesOfJobs() const {
+  std::map<std::string, std::vector<std::string>> nodes_of;
+  for (const auto& [name, one] : jobs_.all()) {
+    if (one->members().attached()) nodes_of[name] = one->members().nodes();
+  }
+  return nodes_of;
+}
+
+std::vector<JobSharing> Fleet::SharingWith(const std::string& job) const {
+  return SharingOf(job, NodesOfJobs());
 }
 
 void Fleet::OnTrainingBytes(uint64_t bytes, const Policy& policy) {

@@ -87,6 +87,8 @@ class Fleet : public JobHost {
   FleetCounters& counters() { return counters_; }
   const FleetCounters& counters() const { return counters_; }
   const FleetOptions& options() const { return options_; }
+  /// The distinct nodes of each job whose ranks are attached.
+  std::map<std::string, std::vector<std::string>> NodesOfJobs() const;
   /// The jobs with ranks on `node`. O(jobs of the node).
   std::vector<std::string> JobsOn(const std::string& node) const;
 
@@ -96,6 +98,7 @@ class Fleet : public JobHost {
   void Publish(JobEvent event) override;
   void OnTrainingBytes(uint64_t bytes, const Policy& policy) override;
   const PolicyEntry* PolicyFor(const std::string& job) const override;
+  std::vector<JobSharing> SharingWith(const std::string& job) const override;
   JobJournal& journal() override { return journal_; }
   const Clock& clock() const override { return clock_; }
   const AggregatorMap& aggregators() const override { return aggregators_.all(); }

@@ -25,6 +25,7 @@ void ProbeScheduler::Enqueue(const Key& key, Link* link) {
       : link->bandwidth_at_s < 0
           ? link->tried_at_s + kFirstTryIntervalS
           : std::max(link->bandwidth_at_s, link->tried_at_s) + link->offer.interval_s;
+  link->bandwidth_due_s = std::max(link->bandwidth_due_s, link->rests_until_s);
   routes_.emplace(link->route_due_s, key);
   bandwidths_.emplace(link->bandwidth_due_s, key);
 }
@@ -75,8 +76,36 @@ void ProbeScheduler::OnResult(const std::string& id, uint64_t bytes_used, double
   const uint64_t used = std::min(bytes_used, found->second.bytes_max);
   credit_bytes_ += static_cast<double>(found->second.bytes_max - used);
   spent_bytes_ -= found->second.bytes_max - used;
-  (void)now_s;
+  Ended(found->second, used, now_s - found->second.began_s, now_s);
   running_.erase(found);
+}
+
+void ProbeScheduler::Ended(const Running& probe, uint64_t bytes, double seconds, double now_s) {
+  if (probe.method == "traceroute") return;  // a few packets
+  spent_s_ += seconds;
+  const auto found = links_.find({probe.source, probe.target});
+  if (found == links_.end()) return;
+  Link& link = found->second;
+  link.used.bytes += bytes;
+  link.used.seconds += seconds;
+  // How long one ran that never answered is not known.
+  if (seconds > kDeadlineS || !(link.offer.duty_max > 0)) return;
+  Dequeue(found->first, link);
+  link.rests_until_s = now_s + seconds / link.offer.duty_max;
+  Enqueue(found->first, &link);
+}
+
+ProbeUse ProbeScheduler::UseBetween(const std::vector<std::string>& nodes) const {
+  ProbeUse use;
+  for (const std::string& source : nodes) {
+    for (const std::string& target : nodes) {
+      const auto found = links_.find({source, target});
+      if (found == links_.end()) continue;
+      use.bytes += found->second.used.bytes;
+      use.seconds += found->second.used.seconds;
+    }
+  }
+  return use;
 }
 
 void ProbeScheduler::OnNodeLost(const std::string& node) {
@@ -86,7 +115,12 @@ void ProbeScheduler::OnNodeLost(const std::string& node) {
 }
 
 void ProbeScheduler::Expire(double now_s) {
-  std::erase_if(running_, [&](const auto& entry) { return entry.second.expires_s <= now_s; });
+  std::erase_if(running_, [&](const auto& entry) {
+    const Running& probe = entry.second;
+    if (probe.expires_s > now_s) return false;
+    Ended(probe, probe.bytes_max, now_s - probe.began_s, now_s);
+    return true;
+  });
 }
 
 std::vector<ScheduledProbe> ProbeScheduler::Next(double now_s) {
@@ -153,8 +187,8 @@ ScheduledProbe ProbeScheduler::Begin(const Key& key, std::string method, uint64_
                        std::move(method),
                        bytes,
                        kDeadlineS};
-  running_[probe.id] = {probe.source, probe.target, probe.method, bytes,
-                        now_s + kDeadlineS + kGraceS};
+  running_[probe.id] = {probe.source, probe.target, probe.method,
+                        bytes,        now_s,        now_s + kDeadlineS + kGraceS};
   return probe;
 }
 

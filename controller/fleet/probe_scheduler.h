@@ -19,6 +19,12 @@ struct ScheduledProbe {
   double deadline_s = 0;
 };
 
+/// Bytes and time of the probes of some links since these were first offered.
+struct ProbeUse {
+  uint64_t bytes = 0;
+  double seconds = 0;
+};
+
 /// Not thread-safe.
 class ProbeScheduler {
  public:
@@ -38,6 +44,7 @@ class ProbeScheduler {
     bool iperf = false;      // false: routes only
     double interval_s = 30;  // how old a bandwidth estimate may become
     uint64_t bytes_wanted = kInitialBytes;
+    double duty_max = 0.01;  // share of the time in which probes may run on it
   };
   void OfferLink(const std::string& source, const std::string& target, const LinkOffer& offer);
   void ForgetOtherLinks();
@@ -53,6 +60,9 @@ class ProbeScheduler {
 
   double credit_bytes() const { return credit_bytes_; }
   uint64_t spent_bytes() const { return spent_bytes_; }
+  double spent_s() const { return spent_s_; }
+  /// The use of the links between these nodes. O(nodes squared, with a logarithm).
+  ProbeUse UseBetween(const std::vector<std::string>& nodes) const;
   size_t running() const { return running_.size(); }
 
  private:
@@ -64,11 +74,13 @@ class ProbeScheduler {
     double tried_at_s = -1e9;
     double routed_at_s = -1e9;
     double route_due_s = 0, bandwidth_due_s = 0;  // their places in the queues below
+    double rests_until_s = -1e9;  // after a probe, by the duty
+    ProbeUse used;
   };
   struct Running {
     std::string source, target, method;
     uint64_t bytes_max = 0;
-    double expires_s = 0;
+    double began_s = 0, expires_s = 0;
   };
   using Key = std::pair<std::string, std::string>;
 
@@ -77,6 +89,7 @@ class ProbeScheduler {
   void Expire(double now_s);
   void Enqueue(const Key& key, Link* link);
   void Dequeue(const Key& key, const Link& link);
+  void Ended(const Running& probe, uint64_t bytes, double seconds, double now_s);
   ScheduledProbe BeginBandwidth(const Key& key, Link* link, double now_s);
   ScheduledProbe Begin(const Key& key, std::string method, uint64_t bytes, double now_s);
 
@@ -85,6 +98,7 @@ class ProbeScheduler {
   std::map<std::string, Running> running_;
   double credit_bytes_ = 0;
   uint64_t spent_bytes_ = 0;
+  double spent_s_ = 0;
   uint64_t next_id_ = 1;
 };
 

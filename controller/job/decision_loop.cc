@@ -337,6 +337,8 @@ bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
 
 void DecisionLoop::Keep(const Snapshot& snapshot, const EffectivePolicy& policy,
                         DecisionRecord* record) {
+  record->sharing = job_.host.SharingWith(job_.name);
+  if (record->sharing.size() > JobSharing::kNamedMax) record->sharing.resize(JobSharing::kNamedMax);
   // The record says how many later evaluations were counted without changing it.
   if (last_decision_.has_value() && last_decision_->unchanged > 0) Save(*last_decision_);
   const auto added =

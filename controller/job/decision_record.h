@@ -25,6 +25,14 @@ struct CandidateRecord {
   std::string excluded_by;
 };
 
+/// Another job with ranks on the same nodes: both share what the links between these give.
+struct JobSharing {
+  std::string job;
+  uint32_t nodes = 0;  // in common
+  uint32_t node_pairs() const { return nodes * (nodes - 1) / 2; }
+  static constexpr size_t kNamedMax = 8;  // in a record, and in words
+};
+
 /// A bucket's choice before and after.
 struct BucketChange {
   std::string bucket;
@@ -68,7 +76,8 @@ struct DecisionRecord {
   static constexpr size_t kChangesMax = 16;
   std::vector<BucketChange> changes;
   uint64_t buckets_changed = 0;
-  uint64_t unchanged = 0;  // evaluations since then that changed nothing
+  std::vector<JobSharing> sharing;  // the first kNamedMax
+  uint64_t unchanged = 0;           // evaluations since then that changed nothing
 };
 
 /// A measurement that a decision was made from, with its origin.

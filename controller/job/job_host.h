@@ -73,6 +73,8 @@ class JobHost : public LeaseHost {
   virtual void OnTrainingBytes(uint64_t bytes, const Policy& policy) = 0;
   /// The policy that rules `job`; null: the default.
   virtual const PolicyEntry* PolicyFor(const std::string& job) const = 0;
+  /// The attached jobs with which `job` shares links, most of them first.
+  virtual std::vector<JobSharing> SharingWith(const std::string& job) const = 0;
   virtual JobJournal& journal() = 0;
   virtual const Clock& clock() const = 0;
 };

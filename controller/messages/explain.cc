@@ -195,7 +195,19 @@ std::string SummaryText(const DecisionRecord& record) {
     text += StrCat(" (dense ", SecondsText(facts.dense_step_s), ")");
   }
   text += StrCat(", keeps ", PercentText(facts.chosen.gain), ".");
+  if (!record.sharing.empty()) text += StrCat(" The job ", SharingText(record.sharing), ".");
   if (!record.withdrawn_for.empty()) text += StrCat(" Withdrawn: ", record.withdrawn_for, ".");
+  return text;
+}
+
+std::string SharingText(const std::vector<JobSharing>& sharing) {
+  std::string text;
+  const size_t named = std::min(sharing.size(), JobSharing::kNamedMax);
+  for (size_t i = 0; i < named; ++i) {
+    text += StrCat(i == 0 ? "shares the links between " : ", ", sharing[i].nodes,
+                   " nodes with job ", sharing[i].job);
+  }
+  if (sharing.size() > named) text += StrCat(" and ", sharing.size() - named, " others");
   return text;
 }
 

@@ -3,6 +3,7 @@
 // The text of a decision for a terminal.
 
 #include <string>
+#include <vector>
 
 #include "controller/job/decision_record.h"
 #include "weir/v1/admin.pb.h"
@@ -18,5 +19,8 @@ std::string ExplainText(const v1::Explanation& explanation);
 /// 33 Mb/s -> 60 Mb/s. Now top_k 0.1 over sparse_all_gather instead of dense over ring; predicted
 /// 0.44 s (dense 0.57 s), keeps 96 %." One line.
 std::string SummaryText(const DecisionRecord& record);
+
+/// "shares the links between 4 nodes with job b"; empty: with none.
+std::string SharingText(const std::vector<JobSharing>& sharing);
 
 }  // namespace weir

@@ -200,6 +200,14 @@ v1::BucketChange ToProto(const BucketChange& in) {
 
 }  // namespace
 
+v1::LinkSharing ToProto(const JobSharing& in) {
+  v1::LinkSharing out;
+  out.set_job(in.job);
+  out.set_nodes(in.nodes);
+  out.set_node_pairs(in.node_pairs());
+  return out;
+}
+
 v1::Candidate ToProto(const CandidateRecord& in) {
   v1::Candidate out;
   out.set_label(in.label);
@@ -252,6 +260,9 @@ DecisionRecord ToModel(const v1::Decision& in) {
     out.changes.push_back(ToModel(change));
   }
   out.buckets_changed = in.buckets_changed();
+  for (const v1::LinkSharing& one : in.sharing()) {
+    if (out.sharing.size() < JobSharing::kNamedMax) out.sharing.push_back({one.job(), one.nodes()});
+  }
   out.unchanged = in.unchanged();
   return out;
 }
@@ -284,6 +295,7 @@ v1::Decision ToProto(const DecisionRecord& in) {
   out.set_policy(in.policy);
   for (const BucketChange& change : in.changes) *out.add_bucket_changes() = ToProto(change);
   out.set_buckets_changed(in.buckets_changed);
+  for (const JobSharing& one : in.sharing) *out.add_sharing() = ToProto(one);
   out.set_unchanged(in.unchanged);
   return out;
 }

@@ -14,7 +14,6 @@
 #include "controller/messages/simulation.h"
 #include "controller/objective/objective.h"
 #include "controller/server/fleet_mapping.h"
-#include "controller/server/link_sharing.h"
 #include "controller/server/metrics.h"
 #include "datapath/base/log.h"
 
@@ -205,16 +204,14 @@ Status AdminApi::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsRespon
 Status AdminApi::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.name()));
   *response = JobProto(*job);
-  for (v1::LinkSharing& one : Sharing(request.name())) *response->add_sharing() = std::move(one);
-  return OkStatus();
-}
-
-std::vector<v1::LinkSharing> AdminApi::Sharing(const std::string& job) const {
-  std::map<std::string, std::vector<std::string>> nodes_of;
-  for (const auto& [name, one] : fleet_.jobs().all()) {
-    if (one->members().attached()) nodes_of[name] = one->members().nodes();
+  for (const JobSharing& one : fleet_.SharingWith(request.name())) {
+    *response->add_sharing() = ToProto(one);
   }
-  return SharingOf(job, nodes_of);
+  const ProbeUse probes = fleet_.probes().UseBetween(job->members().nodes());
+  response->mutable_probes()->set_bytes(probes.bytes);
+  response->mutable_probes()->set_seconds(probes.seconds);
+  response->mutable_probes()->set_budget_ratio(job->decisions().policy().probe_budget_ratio);
+  return OkStatus();
 }
 
 Status AdminApi::ListDecisions(const v1::ListDecisionsRequest& request,
@@ -304,9 +301,9 @@ Status AdminApi::Explain(const v1::ExplainRequest& request, v1::Explanation* res
     }
   }
   if (request.decision_id().empty()) {
-    const auto sharing = Sharing(request.job());
+    const auto sharing = fleet_.SharingWith(request.job());
     if (!sharing.empty()) text += StrCat("The job ", SharingText(sharing), "\n");
-    for (const v1::LinkSharing& one : sharing) *response->add_sharing() = one;
+    for (const JobSharing& one : sharing) *response->add_sharing() = ToProto(one);
   }
   if (!obstacle.empty() && request.decision_id().empty()) {
     text += StrCat("Not deciding now: ", obstacle, "\n");

@@ -33,7 +33,6 @@ class AdminApi {
   Status Ready();
 
  private:
-  std::vector<v1::LinkSharing> Sharing(const std::string& job) const;
   StatusOr<Job*> RequireJob(const std::string& name) const;
   StatusOr<v1::Decision> WholeDecision(const std::string& id_text);
   v1::Job JobProto(const Job& job) const;

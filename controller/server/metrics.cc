@@ -9,6 +9,7 @@
 
 #include <limits>
 
+#include "controller/fleet/link_sharing.h"
 #include "controller/job/bounds.h"
 
 namespace weir {
@@ -312,13 +313,25 @@ std::string MetricsText(const Fleet& fleet, size_t watchers, const std::optional
               static_cast<double>(store_errors));
   out.Counter("weir_probe_bytes_total", "Bytes that were granted to active bandwidth probes.", {},
               static_cast<double>(fleet.probes().spent_bytes()));
+  out.Counter("weir_probe_seconds_total", "Time in seconds in which active bandwidth probes ran.",
+              {}, fleet.probes().spent_s());
   out.Gauge("weir_probe_credit_bytes", "Bytes that active probes may still send.", {},
             fleet.probes().credit_bytes());
   out.Gauge("weir_probes_running", "Number of active probes that are running.", {},
             static_cast<double>(fleet.probes().running()));
   if (tls.has_value()) CollectTls(*tls, &out);
   for (const auto& [name, state] : fleet.aggregators()) CollectAggregator(name, state.said, &out);
-  for (const auto& [name, job] : fleet.jobs().all()) CollectJob(*job, &out);
+  const std::map<std::string, size_t> sharing = SharingCounts(fleet.NodesOfJobs());
+  for (const auto& [name, job] : fleet.jobs().all()) {
+    CollectJob(*job, &out);
+    const auto others = sharing.find(name);
+    out.Gauge(
+        "weir_job_sharing_jobs",
+        "Number of other attached jobs with which the job shares two nodes or more, and so the "
+        "links between them.",
+        {{"training_job", name}},
+        others == sharing.end() ? 0 : static_cast<double>(others->second));
+  }
   return out.Text();
 }
 

@@ -51,5 +51,30 @@ TEST(ProbeSchedulerTest, SilentProbeFreesItsNodesAndWithoutCreditNothingStarts) 
   EXPECT_EQ(probes.Next(1101).size(), 1u);
 }
 
+TEST(ProbeSchedulerTest, TimeOfProbesIsCountedAndBounded) {
+  ProbeScheduler probes;
+  const ProbeScheduler::LinkOffer offer = {
+      .iperf = true, .interval_s = 1, .bytes_wanted = 1 << 20, .duty_max = 0.01};
+  double now_s = 1000;
+  probes.OfferLink("a", "b", offer);
+  for (const auto& route : probes.Next(now_s)) probes.OnResult(route.id, 0, now_s);
+  int ran = 0;
+  for (; now_s < 1300; now_s += 0.1) {
+    probes.OnTrainingBytes(1ull << 30, 0.005);
+    for (const auto& probe : probes.Next(now_s)) {
+      if (probe.method != "iperf3") continue;
+      ++ran;
+      now_s += 0.1;
+      probes.OnResult(probe.id, 300'000, now_s);
+    }
+  }
+  EXPECT_NEAR(ran, 30, 3) << "one of 0.1 s in 10 s";
+  const ProbeUse use = probes.UseBetween({"a", "b", "c"});
+  EXPECT_EQ(use.bytes, 300'000u * static_cast<uint64_t>(ran));
+  EXPECT_NEAR(use.seconds, 0.1 * ran, 1e-6);
+  EXPECT_NEAR(probes.spent_s(), use.seconds, 1e-6);
+  EXPECT_EQ(probes.UseBetween({"a", "c"}).bytes, 0u);
+}
+
 }  // namespace
 }  // namespace weir

@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/server/link_sharing.h"
+#include "controller/fleet/link_sharing.h"
+#include "controller/messages/explain.h"
 #include "tests/controller/fleet/fleet_fixture.h"
 
 namespace weir {
@@ -17,15 +18,17 @@ TEST(LinkSharingTest, IsByPairsOfNodesInCommonMostFirst) {
                                                                     {"d", {"n0", "n1", "n2"}}};
   const auto sharing = SharingOf("a", nodes_of);
   ASSERT_EQ(sharing.size(), 2u) << "c has one node in common, and no link";
-  EXPECT_EQ(sharing[0].job(), "d");
-  EXPECT_EQ(sharing[0].nodes(), 3u);
+  EXPECT_EQ(sharing[0].job, "d");
+  EXPECT_EQ(sharing[0].nodes, 3u);
   EXPECT_EQ(sharing[0].node_pairs(), 3u);
-  EXPECT_EQ(sharing[1].job(), "b");
+  EXPECT_EQ(sharing[1].job, "b");
   EXPECT_EQ(sharing[1].node_pairs(), 1u);
   EXPECT_EQ(SharingText(sharing),
             "shares the links between 3 nodes with job d, 2 nodes with job b");
   EXPECT_TRUE(SharingOf("c", nodes_of).empty());
   EXPECT_TRUE(SharingOf("unknown", nodes_of).empty());
+  const std::map<std::string, size_t> counts = {{"a", 2}, {"b", 2}, {"d", 2}};
+  EXPECT_EQ(SharingCounts(nodes_of), counts);
 }
 
 class SharedFleetTest : public FleetFixture {
@@ -63,6 +66,27 @@ TEST_F(SharedFleetTest, JobAndExplanationNameTheOther) {
   EXPECT_EQ(explanation.sharing(0).job(), "other");
   EXPECT_THAT(explanation.text(),
               testing::HasSubstr("The job shares the links between 2 nodes with job other"));
+  EXPECT_THAT(plane_->admin.MetricsText(),
+              testing::HasSubstr("weir_job_sharing_jobs{training_job=\"lm\"} 1"));
+  // Records say with whom links were shared then.
+  v1::ApplyPolicyRequest policy;
+  policy.set_source("name: dense\njobs: [lm]\nobjective: throughput\nbounds: {codecs: [dense]}\n");
+  v1::ApplyPolicyResponse applied;
+  ASSERT_TRUE(plane_->admin.ApplyPolicy(policy, &applied).ok());
+  for (int i = 0; i < 20; ++i) cluster_.Step();
+  v1::ListDecisionsRequest list;
+  list.set_job("lm");
+  v1::ListDecisionsResponse decisions;
+  ASSERT_TRUE(plane_->admin.ListDecisions(list, &decisions).ok());
+  ASSERT_GE(decisions.decisions_size(), 2);
+  const v1::Decision& newest = decisions.decisions(0);
+  ASSERT_EQ(newest.sharing_size(), 1);
+  EXPECT_EQ(newest.sharing(0).job(), "other");
+  EXPECT_EQ(newest.sharing(0).node_pairs(), 1u);
+  EXPECT_THAT(newest.summary(),
+              testing::HasSubstr("shares the links between 2 nodes with job other"));
+  EXPECT_EQ(decisions.decisions(decisions.decisions_size() - 1).sharing_size(), 0)
+      << "not yet then";
 }
 
 }  // namespace
