@@ -121,15 +121,15 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
                                             DensitiesOf(estimate.densities, world, Now()))
                              .share *
                          caller.payload;
-  sample.by_devices = there && ran.exchange.encodes_nodes && DevicesOfAll().linked;
   const bool there = bucket.encoded_on == CodecPlace::kDevice;
+  sample.by_devices = there && ran.exchange.encodes_nodes && DevicesOfAll().linked;
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
   const bool varies = !codec->model.sums_without_decoding && !codec->model.indices_apart;
   if (varies && bucket.payload_bytes > 0 && elements >= 1000) {
-    sample.payload_bytes = bucket.payload_bytes / work.payload_share;
     const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
+    sample.payload_bytes = bucket.payload_bytes / work.payload_share;
     const double relative = sample.payload_bytes * priced.payload_scale / bytes.payload;
     codec->payload_log.Add(std::clamp(std::log(relative), -1.5, 1.5));
   }
@@ -146,7 +146,6 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   }
 }
 
-// Codecs that do not say what they lost report exactly 1.
 // A time that is longer because the cores were taken is no property of the codec.
 void JobModel::State::LearnCodec(const AssembledBucket& bucket, const CollectiveModel& ran,
                                  double elements, double kept, CodecEstimate* codec) {
@@ -170,6 +169,7 @@ std::map<std::string, double> JobModel::State::WaitsOfNodes() const {
   return waits;
 }
 
+// Codecs that do not say what they lost report exactly 1.
 void JobModel::State::LearnGain(const AssembledBucket& bucket, const CodecEstimate& codec,
                                 const CollectiveModel& ran, BucketEstimate* estimate) {
   BucketModel gradient;
@@ -395,11 +395,11 @@ void JobModel::OnStep(const StepObservation& observation) {
       observation.step > 1) {
     s.paces.try_emplace(observation.rank, 15).first->second.Add(computed_s);
   }
-  const auto target = s.nodes.find(observation.rank);
   if (observation.cores.has_value() && observation.rank >= 0 && observation.rank < s.world) {
     s.cores.Add(s.Now(), observation.rank, *observation.cores);
   }
   s.network.SetWaits(s.WaitsOfNodes());
+  const auto target = s.nodes.find(observation.rank);
   for (const ArrivalObservation& arrival : observation.arrivals) {
     const auto source = s.nodes.find(arrival.source_rank);
     if (source == s.nodes.end() || target == s.nodes.end()) continue;
@@ -412,8 +412,8 @@ void JobModel::OnStep(const StepObservation& observation) {
 }
 
 void JobModel::OnLink(const LinkObservation& observation) {
-  state_->network.AddLink(state_->Now(), observation);
   state_->network.SetWaits(state_->WaitsOfNodes());
+  state_->network.AddLink(state_->Now(), observation);
 }
 
 std::string JobModel::BandwidthProbeReason() const {
@@ -496,7 +496,6 @@ std::vector<RankPace> JobModel::Paces() const {
   return paces;
 }
 
-Measured JobModel::latency_s() const { return state_->network.Latency(state_->Now()); }
 std::vector<RankCores> JobModel::Cores() const {
   std::vector<RankCores> cores;
   const double now_s = state_->Now();
@@ -510,6 +509,7 @@ std::vector<RankCores> JobModel::Cores() const {
 
 bool JobModel::starved() const { return !state_->cores.Excesses(state_->Now()).empty(); }
 
+Measured JobModel::latency_s() const { return state_->network.Latency(state_->Now()); }
 Measured JobModel::bandwidth_bytes_per_s() const {
   return state_->network.Bandwidth(state_->Now());
 }

@@ -188,7 +188,6 @@ void CollectJob(const Job& job, Collector* out) {
              "Time that the slowest rank computes over the middle rank's; 1: none is slower beyond "
              "doubt.",
              labels, slower);
-  out->Counter("weir_decision_errors_total", "Number of decisions that failed with an error.",
   CoreObservation worst;  // of the ranks
   int starved = 0;
   for (const auto& rank : state.ranks) {
@@ -209,6 +208,7 @@ void CollectJob(const Job& job, Collector* out) {
              "Number of ranks that wait for cores longer than the job is used to; their steps "
              "count against no link and no codec.",
              labels, starved);
+  out->Counter("weir_decision_errors_total", "Number of decisions that failed with an error.",
                labels, static_cast<double>(counters.decision_errors));
   out->Counter("weir_decide_seconds_total", "Time in seconds that the solver has taken.", labels,
                counters.decide_s_sum);

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tables of what the benchmarks measured into tests/bench/README.md and README.md.
+"""Writes tables of what the benchmarks measured into the READMEs of tests/bench, controller and the whole project.
 
 Results are JSON lines in tests/bench/results: NAME.jsonl is the last recorded run of benchmark NAME and
 NAME.previous.jsonl the one before it. Their first line says where and how they ran.
@@ -14,7 +14,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
-PAGES = (HERE / "README.md", ROOT / "README.md")
+PAGES = (HERE / "README.md", ROOT / "README.md", ROOT / "controller/README.md")
 NONE = "-"
 EXPLAIN_LINES, EXPLAIN_COLUMNS = 12, 140
 
@@ -87,6 +87,9 @@ class Table:
                 cells.append(judge(before[key]) if key in before else NONE)
             lines.append("| " + " | ".join(cells) + " |")
         words = [f"`tests/bench/run {name}`, which calls `{origin['command']}`.", where(origin)]
+        days = sorted({f"{row['date']} at {row['commit']}" for row in rows if "commit" in row})
+        if len(days) > 1:
+            words.append(f"Measured on {', '.join(days)}.")
         if before:
             words.append(f"Before: {where(before_origin)}")
         return "\n".join([" ".join(words), "", *lines])
