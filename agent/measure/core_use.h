@@ -17,14 +17,14 @@ namespace weir::agent {
 
 /// Shares between two looks, each from 0 to 1.
 struct CoreUse {
-  // Of the time in which the process's threads could run, they waited for a core. Waiting for the
-  // quota of a control group counts.
+  // The process's threads waited for a core, over the time in which they could run. Waiting for
+  // the quota of a control group counts.
   double wait_ratio = 0;
-  // Of the time that passed, the thread of libweir that waited longest did so.
+  // The thread of libweir that waited longest did so, over the time that passed.
   double datapath_wait_ratio = 0;
-  // Of the time of the host's cores, the hypervisor gave to others.
+  // The hypervisor gave to others, over the time of the host's cores.
   double steal_ratio = 0;
-  // Of the time that passed, some thread of the host waited for a core; 0 if the kernel does not
+  // Some thread of the host waited for a core, over the time that passed; 0 if the kernel does not
   // account for that.
   double pressure_ratio = 0;
 };

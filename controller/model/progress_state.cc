@@ -73,7 +73,7 @@ void ProgressModel::VisitNumbers(const Visit& visit) {
   VisitCount(frozen_->losses, visit);
 }
 
-// What logarithms and square roots are taken of.
+// Logarithms and square roots are taken of these numbers.
 bool ProgressModel::IsSane() const {
   const auto sane = [](const Filter& filter) {
     const double product = filter.level_variance * filter.slope_variance;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What counts as waiting for cores beyond what a job is used to.
+// Which waits for cores count as beyond what a job is used to.
 #include "controller/model/core_watch.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan loses must be worth it, also where dense could be as much better than what runs.
+// A plan that loses must be worth it, also where dense could be as much better than what runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
