@@ -207,6 +207,7 @@ void Session::Close() {
     FinishReport(RealClock().Now());
     Tell(RankEvent{"closing", "", next_step_, -1});
   });
+  AwaitComparison();
   bool busy;
   {
     MutexLock lock(mutex_);
@@ -438,42 +439,6 @@ Status Session::AwaitOperations() {
     }
   }
   return OkStatus();
-}
-
-// The caller does not wait: the ranks compare while they compute the gradients of the next step.
-Status Session::Compare() {
-  WEIR_CHECK(comparison_.done == nullptr);  // the previous step waited for it
-  const auto digest = std::move(digest_);
-  comparison_ = Operation();
-  comparison_.step = next_step_ - 1;
-  comparison_.index = kComparisonIndex;
-  comparison_.plan = plan_;
-  comparison_.control = [digest, step = next_step_ - 2](Group& group) {
-    return Annotate(CompareReplicas(group, *digest), StrCat("step ", step));
-  };
-  comparison_.done = [this](const Status& status) {
-    MutexLock lock(mutex_);
-    stats_.replicas_compared += status.ok() ? 1 : 0;
-  };
-  const Status submitted = Submit(&comparison_);
-  if (!submitted.ok()) {
-    comparison_ = Operation();
-    Fail(submitted);
-  }
-  return submitted;
-}
-
-std::shared_ptr<const ReplicaDigest> Session::TakeDigest() {
-  auto digest = std::make_shared<ReplicaDigest>();
-  for (const Operation& op : operations_) {
-    const std::string first =
-        op.bucket->parameters.empty() ? "" : StrCat(" of '", op.bucket->parameters[0].name, "'...");
-    digest->sums.push_back({StrCat("bucket ", Hex64(op.bucket->key), first, " (", op.choice.codec,
-                                   ", ", op.choice.collective, ")"),
-                            op.hash});
-  }
-  digest->parameters = std::exchange(parameters_hash_, std::nullopt);
-  return digest;
 }
 
 // Ends a step after all operations were delivered. Residuals change last: if an exception comes

@@ -288,6 +288,9 @@ class Session : public AgentHandler {
   /// Fails the session if a peer has died or said that it fails, while the network is idle.
   void LookAtPeers();
   Status AwaitOperations();
+  /// Before leaving: lets a comparison end that alone is in progress, since the other ranks need
+  /// this one for it and nothing is wrong. Bounded.
+  void AwaitComparison();
   /// Nothing uses the operation's data any more, and its outcome is known.
   void Delivered(Operation& op);
   StatusOr<bool> Settle();
@@ -347,6 +350,7 @@ class Session : public AgentHandler {
   BucketRegistry buckets_ WEIR_GUARDED_BY(mutex_);
   Status failure_ WEIR_GUARDED_BY(mutex_);
   size_t outstanding_ WEIR_GUARDED_BY(mutex_) = 0;
+  bool comparing_ WEIR_GUARDED_BY(mutex_) = false;               // one of them is comparison_
   std::vector<Operation*> caller_sums_ WEIR_GUARDED_BY(mutex_);  // begun and not ended
   SessionStats stats_ WEIR_GUARDED_BY(mutex_);
   uint64_t former_bytes_sent_ = 0;  // in former meshes; constant once Create has returned

@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "tests/datapath/session/session_world.h"
@@ -157,6 +159,28 @@ TEST_F(ReplicasTest, ParametersAreComparedAmongThoseWhoReportThem) {
     EXPECT_THAT(ToString(status), HasSubstr("parameters differ: ranks 0, 2 hold "
                                             "0000000000000005, rank 3 holds 0000000000000006"));
   }
+}
+
+TEST_F(ReplicasTest, ARankThatLeavesLetsAComparisonEnd) {
+  for (const Status& status : Step()) EXPECT_TRUE(status.ok()) << ToString(status);
+  std::atomic<bool> leaving{false};
+  RunRanks(kWorld, [&](int rank) {
+    Session& session = *sessions[rank];
+    while (rank != 0 && !leaving) std::this_thread::yield();
+    EXPECT_TRUE(session.BeginStep().ok());  // compares what step 0 has delivered
+    if (rank == 0) leaving = true;
+    session.Close();
+    EXPECT_TRUE(session.failure().ok()) << rank << ": " << ToString(session.failure());
+    EXPECT_EQ(session.Stats().replicas_compared, 1u) << rank;
+  });
+}
+
+TEST_F(ReplicasTest, ARankThatLeavesDoesNotWaitForLongForOthers) {
+  for (const Status& status : Step()) EXPECT_TRUE(status.ok()) << ToString(status);
+  EXPECT_TRUE(sessions[0]->BeginStep().ok());
+  const TimePoint begin = RealClock().Now();
+  sessions[0]->Close();
+  EXPECT_LT(ToSeconds(RealClock().Now() - begin), 10) << "an operation may take 20 s";
 }
 
 class NeverComparedTest : public ReplicasTest {
