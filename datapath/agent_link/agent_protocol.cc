@@ -153,6 +153,7 @@ json Body(const RankHello& m) {
       {"unauthenticated_peers", m.unauthenticated_peers}};
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
   if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
+  if (m.local_steps) body["local_steps"] = true;
   if (!m.labels.empty()) body["labels"] = m.labels;
   if (device != nullptr) {
     body["gradient_device"] = {{"copy_out_s_per_byte", JsonDouble(device->copy_out_s_per_byte)},
@@ -264,23 +265,30 @@ json Body(const StepReport& m) {
                       {"bits", loss.bits},
                       {"relative_loss", JsonDouble(loss.relative_loss)}});
   }
-  return {{"step",
-           {{"step", JsonUint64(m.step)},
-            {"plan_version", JsonUint64(m.plan_version)},
-            {"step_s", JsonDouble(m.step_s)},
-            {"compute_s", JsonDouble(m.compute_s)},
-            {"backward_s", JsonDouble(m.backward_s)},
-            {"exposed_s", JsonDouble(m.exposed_s)},
-            {"skipped", m.skipped},
-            {"loss", JsonDouble(m.loss)},
-            {"has_loss", m.has_loss},
-            {"device_link_bytes", JsonDouble(m.device_link_bytes)},
-            {"device_link_s", JsonDouble(m.device_link_s)},
-            {"buckets", std::move(buckets)},
-            {"gains", std::move(gains)},
-            {"codec_losses", std::move(losses)},
-            {"block_densities", std::move(densities)},
-            {"arrivals", std::move(arrivals)}}}};
+  json body = {{"step", JsonUint64(m.step)},
+               {"plan_version", JsonUint64(m.plan_version)},
+               {"step_s", JsonDouble(m.step_s)},
+               {"compute_s", JsonDouble(m.compute_s)},
+               {"backward_s", JsonDouble(m.backward_s)},
+               {"exposed_s", JsonDouble(m.exposed_s)},
+               {"skipped", m.skipped},
+               {"loss", JsonDouble(m.loss)},
+               {"has_loss", m.has_loss},
+               {"device_link_bytes", JsonDouble(m.device_link_bytes)},
+               {"device_link_s", JsonDouble(m.device_link_s)},
+               {"buckets", std::move(buckets)},
+               {"gains", std::move(gains)},
+               {"codec_losses", std::move(losses)},
+               {"block_densities", std::move(densities)},
+               {"arrivals", std::move(arrivals)}};
+  if (m.period.steps > 1) {
+    body["period"] = {{"steps", m.period.steps},
+                      {"overlap_steps", m.period.overlap_steps},
+                      {"waited_s", JsonDouble(m.period.waited_s)},
+                      {"moved_square", JsonDouble(m.period.moved_square)},
+                      {"mean_square", JsonDouble(m.period.mean_square)}};
+  }
+  return {{"step", std::move(body)}};
 }
 
 json Body(const PathReport& m) {

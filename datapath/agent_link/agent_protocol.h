@@ -44,6 +44,7 @@ struct RankHello {
   int unauthenticated_peers = 0;  // see Transport
   std::map<std::string, std::string> labels = {};
   bool caller_sums = false;  // the callers of all ranks can sum over a group of their own
+  bool local_steps = false;  // the caller does what a plan's `sync` says
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
   // The same for gradients on a device, in its place; null: they are in the host's memory.
@@ -93,6 +94,12 @@ struct BlockDensity {
   double own = -1, combined = -1;
 };
 
+/// The steps that one of the session spans with local steps; see LocalPeriod in rank.proto.
+struct LocalPeriod {
+  uint32_t steps = 1, overlap_steps = 0;
+  double waited_s = 0, moved_square = 0, mean_square = 0;
+};
+
 struct StepReport {
   uint64_t step = 0, plan_version = 0;
   double step_s = 0, compute_s = 0, backward_s = 0, exposed_s = 0;
@@ -105,6 +112,7 @@ struct StepReport {
   std::vector<BlockDensity> block_densities;
   std::vector<ArrivalSample> arrivals;
   double device_link_bytes = 0, device_link_s = 0;  // of what devices of a node exchanged
+  LocalPeriod period = {};
 };
 
 struct PathReport {

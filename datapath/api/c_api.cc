@@ -343,6 +343,19 @@ weir_status weir_report_loss(weir_session* session, double loss) {
   });
 }
 
+weir_status weir_report_period(weir_session* session, const weir_period* period) {
+  return Guard(session, [&]() -> Status {
+    if (period == nullptr) return InvalidArgument("period: is null");
+    weir_period read = {};
+    std::memcpy(&read, period, std::min(sizeof read, period->struct_size));
+    return session->current()->ReportPeriod({.steps = read.steps,
+                                             .overlap_steps = read.overlap_steps,
+                                             .waited_s = read.waited_s,
+                                             .moved_square = read.moved_square,
+                                             .mean_square = read.mean_square});
+  });
+}
+
 weir_status weir_report_non_finite(weir_session* session, const char* parameter) {
   return Guard(session, [&]() -> Status {
     if (parameter == nullptr) return InvalidArgument("parameter: is null");

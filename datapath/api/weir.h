@@ -325,6 +325,23 @@ WEIR_EXPORT weir_status weir_report_parameters(weir_session* session, const void
 /* Optional: the loss of the current step, for the controller's view. */
 WEIR_EXPORT weir_status weir_report_loss(weir_session* session, double loss);
 
+/* What a step of the session spans, where the plan's `sync` has ranks synchronise every few steps
+ * of the optimiser. D is what this rank's parameters moved since the last synchronisation, as far
+ * as they take part in this one. */
+typedef struct weir_period {
+  size_t struct_size;
+  uint32_t steps;         /* of the optimiser */
+  uint32_t overlap_steps; /* of these made beside the synchronisation */
+  double waited_s;        /* for its end, when that was due */
+  double moved_square;    /* |D|^2; 0: not measured */
+  double mean_square;     /* that of the mean over ranks */
+} weir_period;
+/* Optional, before weir_step_end: tells the controller of a period of local steps. Without it the
+ * controller takes the step for one of the optimiser and chooses no local steps.
+ * WEIR_INVALID_ARGUMENT: no steps, more overlapped ones, a negative number or NaN;
+ * WEIR_FAILED_PRECONDITION: no step is open. */
+WEIR_EXPORT weir_status weir_report_period(weir_session* session, const weir_period* period);
+
 /* Optional, after a step that was skipped and before the next one: tells the controller that this
  * rank's gradient of `parameter` held NaN or infinity. One rank should call it: the first that met
  * it. libweir knows the rank and the bucket itself where a codec encodes, but not where gradients

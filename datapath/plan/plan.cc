@@ -373,9 +373,9 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
   WEIR_RETURN_IF_ERROR(ValidateShardShares(plan.shard_shares, limits.world));
   if (plan.sync.local() && !limits.local_steps) {
     return InvalidArgument(
-        StrCat("plan.sync.every: expected 1, since this rank was attached without "
-               "its optimiser, found ",
-               plan.sync.every));
+        StrCat("plan.sync: expected a sum of gradients in every step, since this rank was attached "
+               "without its optimiser, found a period of ",
+               plan.sync.every, plan.sync.every == 1 ? " step" : " steps"));
   }
   for (const auto& [collective, lease] : plan.leases) {
     WEIR_RETURN_IF_ERROR(TermsOf(lease, limits.world).status());

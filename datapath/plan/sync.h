@@ -22,20 +22,29 @@ enum class OuterStep {
   kAverage,      // parameters -= D, which is the mean of the ranks' parameters
   kSgdNesterov,  // velocity = momentum * velocity + D; parameters -= rate * (D + momentum *
                  // velocity)
+  kSign,         // parameters -= rate * sign(D)
 };
+
+/// A transform of each rank's movement before it is summed, which is undone after. kDct: an
+/// orthonormal cosine transform of each 64 x 64 elements.
+enum class SyncTransform { kNone, kDct };
 
 /// weir.v1.Sync. The default is a sum of gradients in every step.
 struct Sync {
   uint32_t every =
       1;  // optimiser steps from one synchronisation to the next; 1: gradients are summed
   OuterStep outer = OuterStep::kAverage;
-  double rate = 1, momentum = 0;  // of kSgdNesterov
+  double rate = 1, momentum = 0;  // of kSgdNesterov; the rate also of kSign
   uint32_t fragments =
       1;  // groups of buckets, of which one synchronises every `every` / fragments steps
   uint32_t overlap = 0;  // steps by which a synchronisation begins before the ranks wait for it
   double mix = 0;  // with overlap: the share of a rank's own parameters in what it goes on with
 
-  bool local() const { return every > 1; }
+  double residual_decay = 1;  // residuals are multiplied by it after each synchronisation
+  SyncTransform transform = SyncTransform::kNone;
+
+  /// Whether ranks keep their gradients, and sum movements instead.
+  bool local() const { return every > 1 || outer == OuterStep::kSign; }
   friend bool operator==(const Sync&, const Sync&) = default;
 };
 

@@ -461,6 +461,7 @@ StatusOr<bool> Session::Settle() {
   if (Compares(next_step_ - 1)) digest_ = TakeDigest();
   // Lack of memory for the report does not fail the step.
   report_pending_ = Caught([this] { FillReport(operations_, times_, &report_); }).ok();
+  if (report_.period.steps > 1) report_.exposed_s = report_.period.waited_s;
   report_.skipped = skipped;
   bool order_changed;
   {
@@ -498,6 +499,21 @@ void Session::TellSkipped() {
     return;
   }
   Tell(std::move(event));
+}
+
+Status Session::ReportPeriod(const LocalPeriod& period) {
+  if (!step_open_) return FailedPrecondition("no step is open");
+  if (period.steps < 1 || period.steps > kSyncEveryMax || period.overlap_steps >= period.steps) {
+    return InvalidArgument(StrCat("steps: expected 1 to ", kSyncEveryMax,
+                                  " and less of them overlapped, found ", period.steps, " and ",
+                                  period.overlap_steps));
+  }
+  for (const double number : {period.waited_s, period.moved_square, period.mean_square}) {
+    if (number >= 0) continue;
+    return InvalidArgument(StrCat("period: expected no negative number, found ", number));
+  }
+  report_.period = period;
+  return OkStatus();
 }
 
 Status Session::ReportNonFinite(std::string_view parameter) {

@@ -213,6 +213,9 @@ class Session : public AgentHandler {
   /// was skipped. kFailedPrecondition: the last step was not skipped, or another one has begun.
   Status ReportNonFinite(std::string_view parameter);
 
+  /// See weir_report_period. kInvalidArgument: no step, more overlapped ones than there are, or
+  /// numbers that are negative; kFailedPrecondition: no step is open.
+  Status ReportPeriod(const LocalPeriod& period);
   void ReportLoss(double loss) { report_.loss = loss, report_.has_loss = true; }
 
   /// Residuals, momenta and the states of codecs, to be called between steps. Errors are those of

@@ -208,6 +208,7 @@ std::vector<RankMessage> Session::Greeting() {
   if (!nodes_.empty()) hello.lowest_rank = nodes_[static_cast<size_t>(options_.rank)];
   hello.epoch = options_.epoch;
   hello.caller_sums = callers_sum_;
+  hello.local_steps = options_.local_steps;
   if (options_.job_key.has_value()) {
     hello.protection = options_.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
   }

@@ -206,6 +206,18 @@ class CallerSum(ctypes.Structure):
     ]
 
 
+class Period(ctypes.Structure):
+    """struct weir_period."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("steps", ctypes.c_uint32),
+        ("overlap_steps", ctypes.c_uint32),
+        ("waited_s", ctypes.c_double),
+        ("moved_square", ctypes.c_double),
+        ("mean_square", ctypes.c_double),
+    ]
+
+
 _pointer = ctypes.c_void_p
 _text = ctypes.c_char_p
 _int = ctypes.c_int32
@@ -241,6 +253,7 @@ _FUNCTIONS = {
     "weir_report_parameters": (ctypes.c_int, [_pointer, ctypes.POINTER(_pointer),
                                               ctypes.POINTER(_size), ctypes.c_size_t]),
     "weir_report_loss": (ctypes.c_int, [_pointer, ctypes.c_double]),
+    "weir_report_period": (ctypes.c_int, [_pointer, ctypes.POINTER(Period)]),
     "weir_report_non_finite": (ctypes.c_int, [_pointer, _text]),
     "weir_export_state": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
     "weir_import_state": (ctypes.c_int, [_pointer, _pointer, ctypes.c_size_t]),

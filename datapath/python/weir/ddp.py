@@ -31,6 +31,7 @@ then they are applied at the rate of the step that they come from.
 import contextlib
 import functools
 import itertools
+import math
 import sys
 import weakref
 import zlib
@@ -393,6 +394,11 @@ class DDPState(Steps):
     def submit_named(self, names, flat):
         """Queues the mean over ranks of parameters' tensors, which `flat` holds in this order."""
         return self.submit(self._key(names, flat), flat)
+
+    def tell_period(self, steps, overlap_steps, waited_s, moved_square, mean_square):
+        """Reports a period of local steps to the controller."""
+        if math.isfinite(moved_square) and math.isfinite(mean_square):
+            self.session.report_period(steps, overlap_steps, waited_s, moved_square, mean_square)
 
     def end_period(self) -> bool:
         """Ends a step of the session; returns whether it is skipped."""

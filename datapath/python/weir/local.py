@@ -11,9 +11,14 @@ between two synchronisations, so plans change at synchronisations only.
 
 Sources: Stich, "Local SGD converges fast and communicates little", 2018 (average); Douillard et al.,
 "DiLoCo", 2023 (an outer step of SGD with Nesterov momentum); Douillard et al., "Streaming DiLoCo with
-overlapping communication", 2025 (fragments, overlap, mix).
+overlapping communication", 2025 (fragments, overlap, mix). Two more need no code but this: SparseLoCo (Sarfi
+et al., 2025) is codec chunk_top_k with residual_decay 0.95 and an outer step of rate near 1 without momentum;
+DeMo (Peng et al., 2024) is a period of one step of plain SGD, transform DCT, codec chunk_top_k, residual_decay
+0.999 and OUTER_STEP_SIGN. Both differ from their papers in the mean: it is over all ranks, and not over those
+that sent a coordinate.
 """
 import sys
+import time
 import types
 import weakref
 import zlib
@@ -21,11 +26,11 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Option
 
 import torch
 
-from weir import _lib
+from weir import _lib, transforms
 from weir._lib import InvalidArgument, WeirError
 from weir.communicator import Communicator
 
-AVERAGE, SGD_NESTEROV = "OUTER_STEP_AVERAGE", "OUTER_STEP_SGD_NESTEROV"
+AVERAGE, SGD_NESTEROV, SIGN = "OUTER_STEP_AVERAGE", "OUTER_STEP_SGD_NESTEROV", "OUTER_STEP_SIGN"
 _RATE_MIN = 1e-12  # residuals cannot be scaled by the zero of a warm-up
 
 
@@ -38,6 +43,8 @@ class Sync(NamedTuple):
     fragments: int = 1
     overlap: int = 0
     mix: float = 0.0
+    residual_decay: float = 1.0
+    transform: str = ""
 
     @classmethod
     def of(cls, plan: Dict[str, Any]) -> "Sync":
@@ -45,7 +52,13 @@ class Sync(NamedTuple):
         found = plan.get("sync") or {}
         return cls(found.get("every", 1), found.get("outer", AVERAGE),
                    found.get("outer_rate", 1.0), found.get("outer_momentum", 0.0),
-                   found.get("fragments", 1), found.get("overlap_steps", 0), found.get("mix", 0.0))
+                   found.get("fragments", 1), found.get("overlap_steps", 0), found.get("mix", 0.0),
+                   found.get("residual_decay", 1.0), found.get("transform", ""))
+
+    @property
+    def local(self) -> bool:
+        """Whether ranks keep their gradients, and sum movements instead."""
+        return self.every > 1 or self.outer == SIGN
 
 
 def check(ddp_model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -71,6 +84,15 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     return max(sum(rate * count for rate, count in groups) / total, _RATE_MIN)
 
 
+class _Flight(NamedTuple):
+    """A synchronisation that is on its way."""
+    buckets: List[List[str]]
+    flats: List[torch.Tensor]
+    deliveries: List[Any]
+    steps: int           # of the period when it began
+    moved_square: torch.Tensor  # of this rank
+
+
 class LocalSteps:
     """Local steps of one model on one rank. Idle while the plan's `every` is 1.
 
@@ -88,12 +110,12 @@ class LocalSteps:
         self._velocity: Dict[str, torch.Tensor] = {}  # of SGD_NESTEROV
         self._restored: Optional[Dict[str, Any]] = None
         self._fragment = 0  # which of them is next
-        self._flight: Optional[Tuple[Any, Any, Any]] = None  # buckets, tensors and deliveries on their way
+        self._flight: Optional[_Flight] = None
 
     @property
     def active(self) -> bool:
         """Whether gradients stay where they are."""
-        return self.sync.every > 1
+        return self.sync.local
 
     @property
     def unsettled(self) -> bool:
@@ -110,7 +132,7 @@ class LocalSteps:
 
         scale_state: that of the session."""
         before, self.sync = self.sync, sync
-        was = before.every > 1 or self._restored is not None
+        was = before.local or self._restored is not None
         if self._restored is not None or self.active and not was:
             self._start()
         if self.active and not was:
@@ -179,8 +201,8 @@ class LocalSteps:
         """Synchronises what is due, or the next fragment `now`. WeirError: a rank is lost.
 
         session.submit_named(names, flat) queues the mean over ranks of a flat tensor, in place, and returns
-        a Delivery; session.end_period() ends the session's step and returns whether it must be skipped,
-        since some rank met NaN."""
+        a Delivery; session.tell_period(...) reports as weir_report_period does; session.end_period() ends the
+        session's step and returns whether it must be skipped, since some rank met NaN."""
         if not self._buckets:
             return
         fragments = self.fragments()
@@ -202,14 +224,22 @@ class LocalSteps:
         """Ends the synchronisation that is on its way, if any, whether it is due or not."""
         if self._flight is None:
             return
-        (buckets, flats, deliveries), self._flight = self._flight, None
+        flight, self._flight = self._flight, None
+        buckets, flats, deliveries = flight.buckets, flight.flats, flight.deliveries
         fragments = len(self.fragments())
+        begin = time.monotonic()
         for delivery in deliveries:
             delivery.done.wait()  # as long as its operation's deadline allows
             if delivery.error is None:
                 delivery.future.wait()  # lets the stream of an accelerator wait for the result
-        skipped = session.end_period()
         error = next((d.error for d in deliveries if d.error is not None), None)
+        if error is None:
+            # The rank makes its report where it waits, since the squares need the results.
+            session.tell_period(max(1, self.steps), self.steps - flight.steps, time.monotonic() - begin,
+                                float(flight.moved_square), float(_square(flats)))
+        skipped = session.end_period()
+        if self.sync.residual_decay != 1 and error is None and not skipped:
+            session.scale_state(self.sync.residual_decay)
         if error is not None:
             raise error
         self.steps -= max(1, self.sync.every // fragments)
@@ -219,6 +249,7 @@ class LocalSteps:
             self._take(self._anchor)
             return
         for names, flat in zip(buckets, flats):
+            self._undo(flat)
             sizes = [self._anchor[name].numel() for name in names]
             for name, moved in zip(names, flat.split(sizes)):
                 self._outer_step(name, moved.view_as(self._anchor[name]))
@@ -227,13 +258,28 @@ class LocalSteps:
     def _depart(self, buckets, session):
         flats = [torch.cat([(self._anchor[name] - self._named[name].detach()).flatten()
                             for name in names]) for names in buckets]
-        self._flight = buckets, flats, [session.submit_named(n, flat) for n, flat in zip(buckets, flats)]
+        moved = _square(flats)  # before the means replace them
+        for flat in flats:
+            self._transform(flat)
+        self._flight = _Flight(buckets, flats,
+                               [session.submit_named(n, flat) for n, flat in zip(buckets, flats)],
+                               self.steps, moved)
+
+    def _transform(self, flat):
+        if self.sync.transform == transforms.DCT:
+            transforms.dct(flat)
+
+    def _undo(self, flat):
+        if self.sync.transform == transforms.DCT:
+            transforms.inverse_dct(flat)
 
     # Products and sums are separate calls, since a fused one rounds otherwise on other processors.
     def _outer_step(self, name, moved):
         if self.sync.outer == SGD_NESTEROV:
             velocity = self._velocity[name].mul_(self.sync.momentum).add_(moved)
             moved = velocity.mul(self.sync.momentum).add_(moved).mul_(self.sync.rate)
+        elif self.sync.outer == SIGN:
+            moved = moved.sign().mul_(self.sync.rate)
         self._anchor[name].sub_(moved)
 
     def _take(self, names, mix=0.0):
@@ -295,6 +341,10 @@ class LocalSteps:
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restores state_dict(), before the next step."""
         self._restored = state or None
+
+
+def _square(tensors):
+    return sum((torch.dot(t, t) for t in tensors), torch.zeros((), device=tensors[0].device))
 
 
 def _average(group, tensor):

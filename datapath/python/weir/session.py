@@ -202,6 +202,12 @@ class Session:
         """Tells the controller the loss of the current step."""
         self._check(self._library.weir_report_loss(self._open_handle(), float(loss)))
 
+    def report_period(self, steps, overlap_steps, waited_s, moved_square, mean_square):
+        """Tells the controller of a period of local steps; see weir_report_period."""
+        period = _lib.Period(ctypes.sizeof(_lib.Period), steps, overlap_steps, waited_s, moved_square,
+                             mean_square)
+        self._check(self._library.weir_report_period(self._open_handle(), ctypes.byref(period)))
+
     def report_non_finite(self, parameter):
         """Tells the controller that this rank's gradient of `parameter` held NaN or infinity.
 

@@ -125,7 +125,7 @@ TEST(Plan, SyncIsParsedAndPartOfTheDigest) {
   EXPECT_EQ(again->sync, sync);
   EXPECT_EQ(PlanDigest(*again), PlanDigest(*plan));
   EXPECT_EQ(CanonicalText(sync), "sync|32|OUTER_STEP_SGD_NESTEROV|0.7|0.9|4|7|0.5\n");
-  std::vector<Sync> others(8, sync);
+  std::vector<Sync> others(10, sync);
   others[0] = Sync();
   others[1].every = 64;
   others[2].outer = OuterStep::kAverage;
@@ -134,13 +134,18 @@ TEST(Plan, SyncIsParsedAndPartOfTheDigest) {
   others[5].fragments = 2;
   others[6].overlap = 6;
   others[7].mix = 0.25;
+  others[8].residual_decay = 0.95;
+  others[9].transform = SyncTransform::kDct;
   for (const Sync& other : others) {
     Plan changed = *plan;
     changed.sync = other;
     EXPECT_NE(PlanDigest(changed), PlanDigest(*plan));
+    const StatusOr<Plan> read = ParsePlan(PlanToJson(changed), UnknownKeys::kReject);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->sync, other);
   }
   PlanLimits limits;
-  EXPECT_NE(Message(ValidatePlan(*plan, limits)).find("plan.sync.every: expected 1"),
+  EXPECT_NE(Message(ValidatePlan(*plan, limits)).find("expected a sum of gradients in every step"),
             std::string::npos);
   limits.local_steps = true;
   EXPECT_TRUE(ValidatePlan(*plan, limits).ok());
@@ -220,6 +225,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadPlan{R"({"sync": {"every": 6, "fragments": 3, "overlap_steps": 2}})",
                 "plan.sync.overlap_steps: expected less than 2"},
         BadPlan{R"({"sync": {"mix": 1.5}})", "plan.sync.mix"},
+        BadPlan{R"({"sync": {"residual_decay": 1.5}})", "plan.sync.residual_decay"},
+        BadPlan{R"({"sync": {"transform": "fft"}})", "plan.sync.transform"},
         BadPlan{R"({"shard_shares": [0, -1]})", "plan.shard_shares[1]"},
         BadPlan{R"({"shard_shares": [0.5]})", "plan.shard_shares[0]"},
         BadPlan{R"({"shard_shares": [65537]})",
