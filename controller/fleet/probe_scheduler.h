@@ -74,7 +74,7 @@ class ProbeScheduler {
     double tried_at_s = -1e9;
     double routed_at_s = -1e9;
     double route_due_s = 0, bandwidth_due_s = 0;  // their places in the queues below
-    double rests_until_s = -1e9;  // after a probe, by the duty
+    double rests_until_s = -1e9;                  // after a probe, by the duty
     ProbeUse used;
   };
   struct Running {
