@@ -265,10 +265,8 @@ void ControllerStream::WriteLoop(Call& call) {
       message = queue_.Pop();
     }
     // Waits for the controller's flow control; cancelling ends the wait.
-    if (!call.stream->Write(*message)) {
-      call.context.TryCancel();
-      return;
-    }
+    // A write fails when the call has ended; the reader then hears why.
+    if (!call.stream->Write(*message)) return;
   }
 }
 

@@ -56,9 +56,14 @@ class StandbyTest(unittest.TestCase):
 
     def kept(self, leader):
         """The state that must outlive a leader: policies, the pin, and what history and trail hold so far."""
-        policies = self.ask(leader, "/v1/policies")[2]["policies"]
-        job = self.ask(leader, f"/v1/jobs/{JOB}")[2]
-        trail = self.ask(leader, "/v1/audit?page_size=1000")[2]["records"]
+        def told(path):
+            def answered():
+                status, _, answer = self.ask(leader, path)
+                return answer if status == 200 else None
+            return wait_until(answered, f"an answer to {path}", 20)
+        policies = told("/v1/policies")["policies"]
+        job = told(f"/v1/jobs/{JOB}")
+        trail = told("/v1/audit?page_size=1000").get("records", [])
         return {"policies": sorted((p["name"], p.get("source", "")) for p in policies),
                 "pinned": job.get("pinned", ""),
                 "version": number(job["active_plan"]["version"]),

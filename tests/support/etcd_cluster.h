@@ -97,7 +97,7 @@ class EtcdCluster {
     pid = -1;
   }
   /// Waits until a quorum answers.
-  Status WaitReady(Duration at_most = std::chrono::seconds(20)) const {
+  Status WaitReady(Duration at_most = std::chrono::seconds(60)) const {
     EtcdClient client(Options());
     return client.Range({.key = "ready"}, RealClock().Now() + at_most).status();
   }

@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-bool Eventually(const std::function<bool()>& true_now, double patience_s = 20) {
+bool Eventually(const std::function<bool()>& true_now, double patience_s = 40) {
   const TimePoint end = RealClock().Now() + FromSeconds(patience_s);
   while (!true_now()) {
     if (RealClock().Now() > end) return false;
