@@ -55,7 +55,7 @@ class StandbyTest(unittest.TestCase):
         return done.returncode, done.stdout + done.stderr
 
     def kept(self, leader):
-        """The state that must outlive a leader: policies, the pin, and what history and trail hold so far."""
+        """The things that must outlive a leader: policies, the pin, and what history and trail hold so far."""
         def told(path):
             def answered():
                 status, _, answer = self.ask(leader, path)
