@@ -7,8 +7,7 @@ namespace weir {
 namespace {
 
 constexpr double kWaitMin = 0.5, kWaitMax = 60;
-// The part of the rate that is for those who come back; the rest is for those who come for the
-// first time.
+// The share of the rate for those who come back; the rest is for those who come first.
 constexpr double kReturnShare = 0.8;
 
 }  // namespace

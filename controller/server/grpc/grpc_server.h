@@ -41,7 +41,7 @@ inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
 /// they leave a leader that has stopped.
 inline constexpr Duration kGrpcPingIntervalMinShared = std::chrono::seconds(1);
 
-/// The bytes that a stream may send before it is read, and longer messages with a pause.
+/// A stream may send so many bytes before they are read; longer messages go in parts.
 inline constexpr int kGrpcStreamBytesMax = 64 << 10;
 
 /// Calls that may be open on one connection at a time.

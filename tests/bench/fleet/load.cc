@@ -102,7 +102,7 @@ class LoadJob {
     return (index_ * nodes() + rank / options_.shape.ranks_per_node) % options_.agents;
   }
 
-  // The words of its ranks on an agent when the agent has connected.
+  // The messages of its ranks on an agent when the agent has connected.
   void Greet(int agent, std::vector<v1::AgentMessage>* out) {
     MutexLock lock(mutex_);
     for (int rank = 0; rank < options_.shape.world; ++rank) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The observations of the simulated agents, collected from all threads.
+// Counts and times that the simulated agents see, collected from all threads.
 
 #include <algorithm>
 #include <cstdint>
