@@ -82,7 +82,8 @@ class Describer {
   }
   static bool InOneLine(const ProtoMessage& part) {
     return part.GetDescriptor() == v1::Estimate::descriptor() ||
-           part.GetDescriptor() == v1::Choice::descriptor();
+           part.GetDescriptor() == v1::Choice::descriptor() ||
+           part.GetDescriptor() == v1::Sync::descriptor();
   }
   static bool TakesLines(const ProtoMessage& message, const FieldDescriptor& field) {
     if (!IsMessage(field)) return false;
@@ -158,6 +159,10 @@ class Describer {
     if (part.GetDescriptor() == v1::Choice::descriptor()) {
       const auto& choice = static_cast<const v1::Choice&>(part);
       return choice.codec().empty() ? "dense" : ChoiceLabel(ToModel(choice));
+    }
+    if (part.GetDescriptor() == v1::Sync::descriptor()) {
+      const std::string text = SyncText(ToModel(static_cast<const v1::Sync&>(part)));
+      return text.empty() ? "every step" : text;
     }
     return "";
   }

@@ -44,7 +44,7 @@ struct Flags {
   double ratio = 1;
   uint32_t bits = 0;
   TopOptions top;
-  uint32_t world = 4, ranks_per_node = 1, buckets = 4;
+  uint32_t world = 4, ranks_per_node = 1, buckets = 4, sync_every_max = 0;
   std::string decision;
   bool replay = false, dry_run = false, table = false, gpu_links = false, framework = false;
   std::set<std::string> given;  // of the flags that a context may hold, those that were given
@@ -197,6 +197,7 @@ Status SimulateCommand(Flags& flags) {
   request.set_model_parameters(static_cast<uint64_t>(parameters));
   request.set_world(flags.world);
   request.set_ranks_per_node(flags.ranks_per_node);
+  request.set_sync_every_max(flags.sync_every_max);
   request.set_latency_s(latency);
   request.set_bandwidth_bytes_per_s(bandwidth);
   request.set_compute_s(compute);
@@ -371,6 +372,10 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
   simulate->add_option("--parameters", flags.parameters, "model size: 25M, 7B")
       ->capture_default_str();
   simulate->add_option("--world", flags.world, "ranks")->capture_default_str();
+  simulate
+      ->add_option("--sync-every-max", flags.sync_every_max,
+                   "steps between synchronisations, at most; 0: as the policy says")
+      ->check(CLI::Range(0u, kSyncEveryMax));
   simulate->add_option("--ranks-per-node", flags.ranks_per_node, "that share memory, in order")
       ->capture_default_str();
   simulate->add_option("--latency", flags.latency, "one way: 1ms")->capture_default_str();

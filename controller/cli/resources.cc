@@ -39,16 +39,21 @@ std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& parts)
   return text.empty() ? "-" : text;
 }
 
-// The choice of the job's largest bucket.
+// The choice of the job's largest bucket, and how often ranks synchronise.
 std::string Running(const v1::Job& job) {
   const v1::Bucket* largest = nullptr;
   for (const v1::Bucket& bucket : job.buckets()) {
     if (largest == nullptr || bucket.elements() > largest->elements()) largest = &bucket;
   }
+  const std::string sync =
+      job.active_plan().has_sync() ? SyncText(ToModel(job.active_plan().sync())) : "";
+  const std::string suffix = sync.empty() ? "" : ", " + sync;
   for (const v1::BucketChoice& entry : job.active_plan().buckets()) {
-    if (largest != nullptr && entry.bucket() == largest->key()) return Label(entry.choice());
+    if (largest != nullptr && entry.bucket() == largest->key()) {
+      return Label(entry.choice()) + suffix;
+    }
   }
-  return Label(job.active_plan().fallback());
+  return Label(job.active_plan().fallback()) + suffix;
 }
 
 // "8x NVIDIA H100 80GB HBM3", models in the order of the node.

@@ -43,6 +43,7 @@ void DecisionLoop::Begin() {
   guard_ = LossGuard();
   promises_.Begin();
   gain_min_ = 0;
+  sync_every_max_ = 0;
   gain_min_until_.reset();
   interrupted_.reset();
   check_begins_ = false;
@@ -98,6 +99,7 @@ StatusOr<EffectivePolicy> DecisionLoop::UnderOverrides(const PolicyEntry* entry)
     if (!override_by.lossless_codecs.empty()) override_by.kind = PolicyOverride::Kind::kDenseOnly;
   }
   override_by.gain_min = gain_min_;
+  override_by.sync_every_max = sync_every_max_;
   return MakeEffectivePolicy(entry == nullptr ? "default" : entry->name,
                              entry == nullptr ? "" : entry->source, override_by);
 }
@@ -111,6 +113,7 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
   if (gain_min_until_.has_value() && job_.host.clock().Now() >= *gain_min_until_) {
     gain_min_until_.reset();
     gain_min_ = 0;
+    sync_every_max_ = 0;
     if (!requested_.has_value())
       Request(TriggerKind::kPeriodic, "the hold after losses fell behind is over");
   }
@@ -173,6 +176,7 @@ ExponentBelief DecisionLoop::belief() const {
 }
 
 void DecisionLoop::Fill(JobView* out) const {
+  const Policy ruling = policy();
   const ExponentBelief belief = this->belief();
   out->benefit = job_.observer.help().OfRun(belief);
   out->plan_benefit = job_.observer.help().OfPlan(belief);
@@ -183,6 +187,13 @@ void DecisionLoop::Fill(JobView* out) const {
   out->nothing_to_choose = nothing_to_choose_;
   if (job_.observer.model() != nullptr) {
     out->progress.losses = job_.observer.model()->progress().losses();
+    const LocalSteps local = job_.observer.model()->local_steps();
+    if (ruling.sync_every_max > 1 || local.sync.local()) {
+      const ExponentBelief cost = SyncBeliefOf(local, ruling);
+      out->progress.sync_cost = {kSyncCostUnit * cost.mean, kSyncCostUnit * cost.deviation, 0};
+      out->progress.signal_share = local.signal_share;
+      out->progress.consensus_share = local.consensus_share;
+    }
   }
 }
 
@@ -211,6 +222,7 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
                       [&](const std::string& collective, double bytes_per_s) {
                         model.SetRateMax(collective, bytes_per_s);
                       });
+  job_.observer.SetSyncCost(SyncCostOf(*snapshot, policy->policy).value);
   promises_.Fill(trigger.kind == TriggerKind::kRollback, Network(), now, &*snapshot);
   const TimePoint begin = RealClock().Now();
   const auto decision = Decide(*snapshot, policy->policy);
@@ -286,7 +298,7 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
   for (const auto& candidate : decision.front) last_front_.push_back(RecordOf(candidate, largest));
   ++job_.counters.decisions[TriggerName(trigger.kind)];
   const bool returns = InDenseCheck();
-  if (decision.switched || returns || LacksLease(decision.chosen.choices) ||
+  if (decision.switched || returns || LacksLease(decision.chosen.choices, decision.chosen.sync) ||
       job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
     StartRollout(decision, &record);
     if (record.outcome == DecisionOutcome::kWithdrawn) {  // it could not be offered or stored
@@ -361,14 +373,14 @@ void DecisionLoop::StartRollout(const Decision& decision, DecisionRecord* record
   const ChoiceModel fallback =
       largest < decision.dense.choices.size() ? decision.dense.choices[largest] : ChoiceModel{};
   JobPlan plan = MakePlan(job_.name, job_.ledger.NextVersion(), job_.observer.buckets(), choices,
-                          decision.chosen.layout, fallback);
+                          decision.chosen.layout, fallback, decision.chosen.sync);
   job_.slots.AddTo(choices, &plan);
   const JobPlan* active = job_.ledger.active();
-  if (active != nullptr && active->digest == plan.digest && !LacksLease(choices)) {
+  if (active != nullptr && active->digest == plan.digest && !LacksLease(choices, plan.sync)) {
     record->switched = false;
     return;
   }
-  const bool leased = policy().lease_s > 0 && IsLossy(choices);
+  const bool leased = policy().lease_s > 0 && Departs(choices, plan.sync);
   const PlanModel before =
       active == nullptr ? PlanModel() : ChoicesFor(*active, job_.observer.buckets());
   const Status offered = job_.ledger.Offer(plan, leased ? std::optional(fallback) : std::nullopt);
@@ -385,10 +397,10 @@ void DecisionLoop::StartRollout(const Decision& decision, DecisionRecord* record
 
 // The policy came to want a lease after the active plan was offered, or another controller offered
 // it.
-bool DecisionLoop::LacksLease(const PlanModel& choices) const {
+bool DecisionLoop::LacksLease(const PlanModel& choices, const SyncModel& sync) const {
   const uint64_t version = job_.ledger.active_version();
   if (policy().lease_s <= 0 || version == 0 || job_.ledger.HasLease(version)) return false;
-  return IsLossy(choices);
+  return Departs(choices, sync);
 }
 
 void DecisionLoop::OnPlanLog(const PlanLogEntry& entry) {
@@ -458,21 +470,22 @@ void DecisionLoop::ApplyActivePlan(uint64_t step) {
   // The dense steps of a check and the return from it are no switches that count.
   const bool check = interrupted_.has_value() && interrupted_->check_version == version;
   const bool same = interrupted_.has_value() && interrupted_->choices == choices;
-  job_.observer.model()->SetActivePlan(version, step, choices, plan->layout, check || same);
-  job_.observer.help().BeginPlan(choices, step, check);
+  job_.observer.model()->SetActivePlan(version, step, choices, plan->layout, check || same,
+                                       plan->sync);
+  job_.observer.help().BeginPlan(choices, step, check, plan->sync);
   if (!check) interrupted_.reset();
-  if (!check && !same) guard_.Begin(PlanGain(choices));
+  if (!check && !same) guard_.Begin(PlanGain(choices), plan->sync.every);
   promises_.OnActive(version, step, check, same);
   const bool ours = active_.has_value() && active_->plan_version == version;
   // A broken promise brings back the plan before, which a decision on new estimates need not.
   const bool predicted = ours && !promises_.watching();
-  monitor_.Begin(step, IsLossy(choices), predicted ? active_->facts.chosen.step_s : 0,
+  monitor_.Begin(step, Departs(choices, plan->sync), predicted ? active_->facts.chosen.step_s : 0,
                  predicted ? active_->facts.dense_step_s : 0);
 }
 
-void DecisionLoop::OnStep(const StepObservation& step) {
+void DecisionLoop::OnStep(const StepObservation& step, uint32_t spanned) {
   ObserveActual(step);
-  WatchLosses();
+  WatchLosses(spanned);
   WatchPromise(step);
   // An operator who pinned a choice has taken responsibility for it.
   if (pin_.has_value() || job_.ledger.rollout()->state() != RolloutState::kStable) return;

@@ -71,8 +71,9 @@ class DecisionLoop {
   /// kFailedPrecondition: no rank has said what it can run.
   Status Pin(const JobPin& pin);
   Status Unpin();
-  /// A step of rank 0: rolls the plan back when it misbehaves.
-  void OnStep(const StepObservation& step);
+  /// A step of rank 0, with the times of one step of the optimiser, and how many of these it
+  /// spanned: rolls the plan back when it misbehaves.
+  void OnStep(const StepObservation& step, uint32_t spanned = 1);
   void OnPlanLog(const PlanLogEntry& entry);
   /// The model learns what runs, since `step`.
   void ApplyActivePlan(uint64_t step);
@@ -109,7 +110,7 @@ class DecisionLoop {
   StatusOr<EffectivePolicy> CurrentPolicy() const;
   StatusOr<EffectivePolicy> UnderOverrides(const PolicyEntry* entry) const;
   std::string Obstacle();
-  void WatchLosses();
+  void WatchLosses(uint32_t spanned);
   void WatchPromise(const StepObservation& step);
   KnownNetwork Network() const;
   void WatchBenefit();
@@ -127,7 +128,11 @@ class DecisionLoop {
   void Keep(const Snapshot& snapshot, const EffectivePolicy& policy, DecisionRecord* record);
   void StartRollout(const Decision& decision, DecisionRecord* record);
   bool IsLossy(const PlanModel& choices) const;
-  bool LacksLease(const PlanModel& choices) const;
+  /// Whether steps are other than those of dense sums: choices lose something, or steps are local.
+  bool Departs(const PlanModel& choices, const SyncModel& sync) const {
+    return IsLossy(choices) || sync.local();
+  }
+  bool LacksLease(const PlanModel& choices, const SyncModel& sync) const;
   void OnWithdrawn(const PlanLogEntry& entry);
   void OnActive(uint64_t version, uint64_t step);
   void ObserveActual(const StepObservation& step);
@@ -157,6 +162,7 @@ class DecisionLoop {
   Duration costly_hold_{std::chrono::minutes(2)};
   // Losses fell behind under a plan of less gain.
   double gain_min_ = 0;
+  int sync_every_max_ = 0;
   std::optional<TimePoint> gain_min_until_;
   Duration gain_min_hold_{std::chrono::minutes(10)};
   bool check_begins_ = false;  // the decision under way is for dense steps

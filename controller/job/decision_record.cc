@@ -13,7 +13,11 @@ namespace weir {
 namespace {
 
 bool SamePlanOf(const CandidatePlan& a, const CandidatePlan& b) {
-  return a.choices == b.choices && a.layout == b.layout;
+  return a.choices == b.choices && a.layout == b.layout && a.sync == b.sync;
+}
+
+bool IsDenseOf(const Decision& decision, const CandidatePlan& candidate) {
+  return candidate.choices == decision.dense.choices && !candidate.sync.local();
 }
 
 // Six digits: enough to compare candidates by, and half of the room.
@@ -56,6 +60,7 @@ CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest) {
   out.gain = Brief(candidate.gain);
   out.objective = Brief(candidate.objective);
   out.encoding = {candidate.encoding.place, Brief(candidate.encoding.copies_s)};
+  out.sync = candidate.sync;
   out.dense = candidate.dense;
   out.feasible = candidate.feasible;
   out.excluded_by = candidate.excluded_by;
@@ -70,12 +75,12 @@ DecisionRecord RecordOf(const Decision& decision, size_t largest) {
     CandidateRecord& added = out.candidates.emplace_back(RecordOf(candidate, largest));
     added.chosen = !chosen_listed && SamePlanOf(candidate, decision.chosen);
     chosen_listed = chosen_listed || added.chosen;
-    dense_listed = dense_listed || candidate.choices == decision.dense.choices;
+    dense_listed = dense_listed || IsDenseOf(decision, candidate);
   }
   if (!chosen_listed && !decision.chosen.choices.empty()) {
     out.candidates.push_back(RecordOf(decision.chosen, largest));
     out.candidates.back().chosen = true;
-    dense_listed = dense_listed || decision.chosen.choices == decision.dense.choices;
+    dense_listed = dense_listed || IsDenseOf(decision, decision.chosen);
   }
   // Every answer says what dense would have cost.
   if (!dense_listed && !decision.dense.choices.empty()) {

@@ -16,6 +16,7 @@ namespace weir {
 
 /// A candidate for the whole job, with the solver's score; see Candidate in admin.proto.
 struct CandidateRecord {
+  SyncModel sync = {};
   std::string label;
   std::optional<ChoiceModel> choice;  // of the largest bucket
   double step_s = 0, step_deviation_s = 0, communication_s = 0;

@@ -5,10 +5,13 @@
 #include <chrono>
 
 #include "controller/job/decision_loop.h"
+#include "controller/solver/progress_risk.h"
 
 namespace weir {
 namespace {
 
+// Synchronisations that losses must be behind at, however long the period.
+constexpr int kPatienceMin = 5;
 constexpr auto kLookInterval = std::chrono::seconds(1);
 
 }  // namespace
@@ -47,7 +50,11 @@ void DecisionLoop::LeaveWhatCosts() {
 bool DecisionLoop::WantsDenseCheck() const {
   if (pin_.has_value() || dense_only_until_.has_value() || interrupted_.has_value()) return false;
   const JobPlan* active = job_.ledger.active();
-  if (active == nullptr || !active->grants.empty() || !last_decision_.has_value()) return false;
+  // Ranks leave local steps with one more synchronisation and a mean of their optimisers, which
+  // would cost more than a few dense steps could tell.
+  if (active == nullptr || active->sync.local() || !active->grants.empty() ||
+      !last_decision_.has_value())
+    return false;
   if (job_.host.clock().Now() < next_check_ || policy().dense_checks == "never") return false;
   if (!GoesByProgress(policy()) || !IsLossy(ChoicesFor(*active, job_.observer.buckets())))
     return false;
@@ -84,14 +91,26 @@ void DecisionLoop::WatchPromise(const StepObservation& step) {
                           .plan_version = step.plan_version}};
 }
 
-void DecisionLoop::WatchLosses() {
+void DecisionLoop::WatchLosses(uint32_t spanned) {
   if (pin_.has_value() || InDenseCheck() || !GoesByProgress(policy())) return;
   const JobModel& model = *job_.observer.model();
   const Policy ruling = policy();
-  const auto found = guard_.OnStep(model.progress().BehindCurve(belief().mean),
-                                   ruling.loss_tolerance, ruling.loss_patience_steps);
+  // With local steps the curve is that of local steps, whose clock runs by their cost.
+  const LocalSteps local = model.local_steps();
+  const auto behind = guard_.every() > 1
+                          ? model.sync_progress().BehindCurve(SyncBeliefOf(local, ruling).mean)
+                          : model.progress().BehindCurve(belief().mean);
+  const int patience =
+      std::max(kPatienceMin, ruling.loss_patience_steps / static_cast<int>(spanned));
+  const auto found = guard_.OnStep(behind, ruling.loss_tolerance,
+                                   spanned > 1 ? patience : ruling.loss_patience_steps);
   if (!found.has_value()) return;
-  gain_min_ = guard_.GentlerGain();
+  // One of the two at a time: local steps are what a plan with them departs by most.
+  if (guard_.every() > 1) {
+    sync_every_max_ = static_cast<int>(guard_.GentlerEvery());
+  } else {
+    gain_min_ = guard_.GentlerGain();
+  }
   gain_min_until_ = job_.host.clock().Now() + gain_min_hold_;
   gain_min_hold_ = std::min<Duration>(gain_min_hold_ * 2, std::chrono::hours(4));
   ++job_.counters.rollbacks;

@@ -16,6 +16,9 @@ StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source,
 
 void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
   policy->gain_min = std::max(policy->gain_min, override_by.gain_min);
+  if (override_by.sync_every_max > 0) {
+    policy->sync_every_max = std::min(policy->sync_every_max, override_by.sync_every_max);
+  }
   switch (override_by.kind) {
     case PolicyOverride::Kind::kNone:
       return;
@@ -39,6 +42,7 @@ void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
       policy->gain_min = 0;
       break;
   }
+  policy->sync_every_max = 1;  // both are of gradients that are summed in every step
   policy->dwell_min_s = 0;
   policy->improvement_min = 0;
   policy->flaps_max = 1000000;
@@ -73,6 +77,7 @@ StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string
   record["ratio"] = override_by.ratio;
   record["bits"] = override_by.bits;
   if (override_by.gain_min > 0) record["gain_min"] = override_by.gain_min;
+  if (override_by.sync_every_max > 0) record["sync_every_max"] = override_by.sync_every_max;
   record["lossless_codecs"] = override_by.lossless_codecs;
   record["gain_floor"] = defaults.gain_min;
   effective.record = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -93,6 +98,7 @@ StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
     override_by.bits = json.at("bits");
     override_by.lossless_codecs = json.at("lossless_codecs").get<std::vector<std::string>>();
     override_by.gain_min = json.value("gain_min", 0.0);
+    override_by.sync_every_max = json.value("sync_every_max", 0);
     Policy defaults;
     defaults.gain_min = json.value("gain_floor", 0.0);  // earlier releases had none
     const std::string name = json.at("name");

@@ -36,6 +36,7 @@ struct PolicyOverride {
   int bits = 0;                              // kPin
   std::vector<std::string> lossless_codecs;  // kDenseOnly
   double gain_min = 0;                       // at least, whatever the kind but a pin
+  int sync_every_max = 0;                    // at most; 0: as the policy says
 };
 
 /// `source` (empty: `defaults`) under `override_by`; keys that it leaves out are as in `defaults`.

@@ -12,13 +12,15 @@ constexpr uint64_t kSettleSteps = 2;  // connections and caches warm up
 
 }  // namespace
 
-void HelpWatch::BeginPlan(const PlanModel& choices, uint64_t step, bool check) {
+void HelpWatch::BeginPlan(const PlanModel& choices, uint64_t step, bool check,
+                          const SyncModel& sync) {
   State& s = state_;
   s.begin_step = step;
   if (check && !s.checking) s.checks.OnCheckBegun();
   s.checking = check;
-  if (check || choices == s.choices) return;
+  if (check || (choices == s.choices && sync == s.sync)) return;
   s.choices = choices;
+  s.sync = sync;
   s.plan = BenefitLedger();
   s.plan_steps = 0;
 }
@@ -68,7 +70,7 @@ void HelpWatch::OnStep(const WatchedStep& step) {
   }
   const ComparedStep compared{.step_s = report.step_s,
                               .gain = step.gain,
-                              .predicted_dense_s = s.predicted_s,
+                              .predicted_dense_s = s.predicted_s * step.steps,
                               .dense = step.lossless,
                               .check = s.checking};
   s.run.Add(compared);

@@ -15,7 +15,8 @@ namespace weir {
 struct WatchedStep {
   const StepObservation& report;
   double gain = 1;        // of all buckets, by their elements
-  bool lossless = false;  // nothing was lost in any bucket
+  bool lossless = false;  // nothing was lost in any bucket, and the step has summed gradients
+  double steps = 1;       // that sum gradients make as much progress, but for the gain
 };
 
 /// Not thread-safe.
@@ -27,7 +28,7 @@ class HelpWatch {
   void Begin() { state_ = State(); }
   /// A plan of these choices is active since `step`. `check`: it is dense for a few steps, and what
   /// ran before will go on.
-  void BeginPlan(const PlanModel& choices, uint64_t step, bool check);
+  void BeginPlan(const PlanModel& choices, uint64_t step, bool check, const SyncModel& sync = {});
   /// The time of a dense step as the newest decision predicts it, and its choices; 0: unknown. The
   /// steps before the first prediction are compared with it if they ran the same.
   void SetDense(double predicted_s, const PlanModel& choices);
@@ -49,6 +50,7 @@ class HelpWatch {
     DenseCalibration dense;
     DenseChecks checks;
     PlanModel choices, dense_choices;
+    SyncModel sync;
     double predicted_s = 0;
     uint64_t begin_step = 0, plan_steps = 0;
     bool checking = false;

@@ -110,7 +110,11 @@ void Job::On(int rank, const StepObservation& step) {
   if (rank == 0) {
     if (step.skipped) ++counters_.skipped_steps;
     host_.Publish({name_, "", observer_.AddPoint(step)});
-    loop_.OnStep(step);
+    if (step.period.local()) {
+      loop_.OnStep(step.OfOneStep(), step.period.steps);
+    } else {
+      loop_.OnStep(step);
+    }
     SaveProgress();
   }
   observer_.AddPredictions();

@@ -28,12 +28,20 @@ std::string CanonicalGrant(const SlotGrant& grant) {
   return text + "\n";
 }
 
+std::string CanonicalSync(const SyncModel& sync) {
+  char numbers[100];
+  std::snprintf(numbers, sizeof(numbers), "%.17g|%.17g|%.17g", sync.rate, sync.momentum, sync.mix);
+  return StrCat("sync|", sync.every, "|", sync.overlap, "|", sync.fragments, "|",
+                static_cast<int>(sync.outer), "|", numbers, "\n");
+}
+
 }  // namespace
 
 JobPlan MakePlan(const std::string& job, uint64_t version,
                  const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                 const PlanLayout& layout, const ChoiceModel& fallback) {
-  JobPlan plan{.job = job, .version = version, .fallback = fallback, .layout = layout};
+                 const PlanLayout& layout, const ChoiceModel& fallback, const SyncModel& sync) {
+  JobPlan plan{
+      .job = job, .version = version, .fallback = fallback, .layout = layout, .sync = sync};
   for (size_t i = 0; i < choices.size() && i < buckets.size(); ++i) {
     plan.buckets.push_back({buckets[i].key, choices[i]});
   }
@@ -59,6 +67,7 @@ std::string PlanDigest(const JobPlan& plan) {
   for (const SlotGrant& grant : plan.grants) text += CanonicalGrant(grant);
   for (const int rank : plan.layout.ring_order) text += StrCat("ring|", rank, "\n");
   for (const uint32_t share : plan.layout.shard_shares) text += StrCat("share|", share, "\n");
+  if (plan.sync.local()) text += CanonicalSync(plan.sync);
   const ChoiceModel none{.codec = "", .collective = "", .ratio = 0};
   text += StrCat("fallback ", CanonicalChoice(plan.fallback.value_or(none)));
   uint64_t hash = 0xcbf29ce484222325ull;

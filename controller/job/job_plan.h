@@ -39,21 +39,22 @@ struct JobPlan {
   std::string digest = {};
   std::vector<SlotGrant> grants = {};  // at most one per collective, by its name ascending
   PlanLayout layout = {};
+  SyncModel sync = {};
   friend bool operator==(const JobPlan&, const JobPlan&) = default;
 };
 
-/// Sets keys, choices, the layout, fallback and digest.
+/// Sets keys, choices, the layout, how often ranks synchronise, fallback and digest.
 JobPlan MakePlan(const std::string& job, uint64_t version,
                  const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                 const PlanLayout& layout, const ChoiceModel& fallback);
+                 const PlanLayout& layout, const ChoiceModel& fallback, const SyncModel& sync = {});
 
 /// One choice per bucket of `buckets`; the plan's fallback where it lists none.
 PlanModel ChoicesFor(const JobPlan& plan, const std::vector<BucketDefinition>& buckets);
 
 /// 16 hexadecimal digits over the canonical text: one line "key codec collective ratio
 /// segment_bytes" per bucket in plan order, then one per grant by collective and per rank of the
-/// ring's order, the shares of shards, then "fallback ..."; the version is left out. FNV-1a, 64
-/// bits.
+/// ring's order, the shares of shards, with local steps "sync|...", then "fallback ..."; the
+/// version is left out. FNV-1a, 64 bits.
 std::string PlanDigest(const JobPlan& plan);
 
 /// The plan for everybody but the job's ranks: without the cookies of its grants, and with the

@@ -37,6 +37,8 @@ struct ProgressView {
   double exponent = 1, exponent_low = 1, exponent_high = 1;
   uint64_t losses = 0;
   double loss_behind = 0;
+  Measured sync_cost;  // and the next two: of local steps
+  double signal_share = 0, consensus_share = 0;
 };
 
 /// See Job in admin.proto.

@@ -6,9 +6,10 @@
 
 namespace weir {
 
-void LossGuard::Begin(double gain) {
+void LossGuard::Begin(double gain, uint32_t every) {
   gain_ = std::clamp(gain, 0.0, 1.0);
-  armed_ = gain_ < 1;
+  every_ = every;
+  armed_ = gain_ < 1 || every > 1;
   steps_ = 0;
   behind_share_ = 0;
 }

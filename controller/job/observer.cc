@@ -56,6 +56,7 @@ void Observer::OnGreeting(const std::string& node, const RankGreeting& hello) {
   model_->SetRankNode(hello.rank, node);
   if (hello.memory_group > 0) model_->SetLowestRank(hello.rank, hello.memory_group - 1);
   model_->SetGradientDevice(hello.rank, hello.gradient_device);
+  model_->SetLocalSteps(hello.rank, hello.local_steps);
   model_->SetCapabilities(hello.rank, CodecsOf(hello.capabilities, hello.world),
                           hello.capabilities.collectives);
   if (!hello.capabilities.codecs.empty()) capabilities_ = hello.capabilities;
@@ -84,7 +85,11 @@ uint64_t Observer::OnStep(const StepObservation& step) {
 }
 
 WatchedStep Observer::Watched(const StepObservation& step) const {
-  WatchedStep watched{.report = step, .lossless = true};
+  WatchedStep watched{.report = step, .lossless = !step.period.local()};
+  if (step.period.local()) {
+    const LocalSteps local = model_->local_steps();
+    watched.steps = step.period.steps * SyncProgress(local.sync, sync_cost_);
+  }
   double kept = 0, elements = 0;
   for (const auto& bucket : step.buckets) {
     watched.lossless = watched.lossless && capabilities_.IsLossless(bucket.codec);
@@ -98,8 +103,11 @@ WatchedStep Observer::Watched(const StepObservation& step) const {
   return watched;
 }
 
-StepPoint Observer::AddPoint(const StepObservation& step) {
-  help_.OnStep(Watched(step));
+StepPoint Observer::AddPoint(const StepObservation& report) {
+  help_.OnStep(Watched(report));
+  std::optional<StepObservation> one;
+  if (report.period.local()) one = report.OfOneStep();
+  const StepObservation& step = one.has_value() ? *one : report;
   StepPoint point;
   point.step = step.step;
   point.unix_s = clock_.UnixSeconds();

@@ -34,7 +34,7 @@ class Observer {
   /// The bytes that the rank sent in this step.
   uint64_t OnStep(const StepObservation& step);
   /// A step of rank 0 as a point of the series, to which it is added.
-  StepPoint AddPoint(const StepObservation& step);
+  StepPoint AddPoint(const StepObservation& report);
   void AddPredictions() { series_.AddPredictions(model_->TakePredictions()); }
   void OnPaths(int rank, const PathList& paths, const Membership& members);
   void OnLink(const LinkObservation& observation);
@@ -45,6 +45,12 @@ class Observer {
   void SetDense(double dense_step_s, const PlanModel& choices) {
     dense_step_s_ = dense_step_s;
     help_.SetDense(dense_step_s, choices);
+  }
+
+  /// Sets the cost of local steps that is believed, see SyncProgress.
+  void SetSyncCost(double cost) {
+    sync_cost_ = cost;
+    if (model_ != nullptr) model_->SetSyncCost(cost);
   }
 
   /// Null before the first greeting.
@@ -71,6 +77,7 @@ class Observer {
   double started_unix_s_ = 0;
   uint64_t bytes_sent_ = 0;
   double dense_step_s_ = 0;
+  double sync_cost_ = 0;
   HelpWatch help_;
   std::optional<RankIncident> non_finite_;
   std::string former_progress_;  // of the same run, until the next Begin

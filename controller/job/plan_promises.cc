@@ -7,12 +7,14 @@ namespace weir {
 
 void PlanPromises::OnOffered(uint64_t version, const Snapshot& snapshot, const Decision& decision,
                              double improvement_min) {
-  offered_ = {.version = version,
-              .promise = PromiseOf(decision, improvement_min),
-              .change = DescribeChange(snapshot.buckets, {snapshot.incumbent, snapshot.layout},
-                                       {decision.chosen.choices, decision.chosen.layout}),
-              .former = {snapshot.incumbent, snapshot.layout, snapshot.speedup},
-              .network = {snapshot.latency_s, snapshot.bandwidth_bytes_per_s}};
+  offered_ = {
+      .version = version,
+      .promise = PromiseOf(decision, improvement_min),
+      .change = DescribeChange(
+          snapshot.buckets, {snapshot.incumbent, snapshot.layout, snapshot.local.sync},
+          {decision.chosen.choices, decision.chosen.layout, decision.chosen.sync}),
+      .former = {snapshot.incumbent, snapshot.layout, snapshot.speedup, snapshot.local.sync},
+      .network = {snapshot.latency_s, snapshot.bandwidth_bytes_per_s}};
 }
 
 void PlanPromises::OnActive(uint64_t version, uint64_t step, bool excursion, bool returns) {

@@ -37,6 +37,7 @@ struct RankGreeting {
   uint32_t unauthenticated_peers = 0;
   JobLabels labels = {};
   GradientDevices gradient_device = {};  // not known: in the host's memory
+  bool local_steps = false;              // it can synchronise every few steps only
 
   /// The key that it says it proves; empty: it proves none.
   std::string public_key() const { return proof.has_value() ? proof->public_key : ""; }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "controller/job/job_lease.h"
+#include "controller/messages/mapping.h"
 #include "controller/model/cost_model.h"
 #include "controller/model/format.h"
 #include "datapath/base/status.h"
@@ -253,6 +254,12 @@ std::string ExplainText(const v1::Explanation& explanation) {
         "Progress: a step of gain g counts as g^%.2g (+- %.2g) dense ones; more progress "
         "than dense is %.3g %% sure\n",
         facts.progress_exponent(), facts.progress_deviation(), 100 * facts.dense_probability());
+  }
+  if (const v1::LocalFacts& local = decision.facts().local(); local.has_sync()) {
+    text += StrCat("Local steps: ", SyncText(ToModel(local.sync())), ": ",
+                   SecondsText(decision.predicted_step_s()), " a step instead of ",
+                   SecondsText(local.every_step_s()), ", costs ", PercentText(local.cost()), " +- ",
+                   PercentText(local.cost_deviation()), " of progress\n");
   }
   if (decision.actual_step_s() > 0) {
     text +=

@@ -274,6 +274,15 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
                                 .steal_ratio = ratio(cores.steal_ratio()),
                                 .pressure_ratio = ratio(cores.pressure_ratio())};
   }
+  if (report.has_period()) {
+    const v1::LocalPeriod& period = report.period();
+    out.period = {.steps = std::clamp(period.steps(), 1u, kSyncEveryMax),
+                  .overlap = 0,
+                  .waited_s = Positive(period.waited_s()),
+                  .moved_square = Positive(period.moved_square()),
+                  .mean_square = Positive(period.mean_square())};
+    out.period.overlap = std::min(period.overlap_steps(), out.period.steps - 1);
+  }
   if (report.has_loss() && std::isfinite(report.loss())) out.loss = report.loss();
   for (const auto& sample : report.buckets()) out.buckets.push_back(ToModel(sample));
   for (const auto& curve : report.gains()) {
@@ -327,6 +336,7 @@ RankGreeting ToModel(const v1::RankHello& hello) {
   }
   out.protection = ToModel(hello.frame_protection());
   out.unauthenticated_peers = hello.unauthenticated_peers();
+  out.local_steps = hello.local_steps();
   out.labels = {hello.labels().begin(), hello.labels().end()};
   if (const auto& device = hello.gradient_device(); hello.has_gradient_device()) {
     out.gradient_device = {.copy_out_s_per_byte = Positive(device.copy_out_s_per_byte()),

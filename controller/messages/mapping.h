@@ -36,6 +36,8 @@ RankGreeting ToModel(const v1::RankHello& hello);
 std::optional<RankSaid> ToModel(int rank, const v1::RankMessage& message);
 BucketList ToModel(const v1::BucketTable& table);
 StepObservation ToModel(int rank, const v1::StepReport& report);
+SyncModel ToModel(const v1::Sync& in);
+v1::Sync ToProto(const SyncModel& in);
 RankIncident ToModel(const v1::RankEvent& event);
 v1::RankEvent ToProto(const RankIncident& incident);
 

@@ -39,6 +39,7 @@ CandidateRecord ToModel(const v1::Candidate& in) {
   out.feasible = in.feasible();
   out.excluded_by = in.excluded_by();
   out.encoding = ToModel(in.encoding());
+  if (in.has_sync()) out.sync = weir::ToModel(in.sync());
   return out;
 }
 
@@ -127,6 +128,28 @@ v1::ShardFacts ToProto(const ShardFacts& in) {
   return out;
 }
 
+LocalFacts ToModel(const v1::LocalFacts& in) {
+  LocalFacts out;
+  if (in.has_sync()) out.sync = weir::ToModel(in.sync());
+  out.every_step_s = in.every_step_s();
+  out.cost = in.cost();
+  out.cost_deviation = in.cost_deviation();
+  out.signal_share = in.signal_share();
+  out.unable_rank = static_cast<int>(std::min<uint32_t>(in.unable_rank_number(), kWorldMax)) - 1;
+  return out;
+}
+
+v1::LocalFacts ToProto(const LocalFacts& in) {
+  v1::LocalFacts out;
+  if (in.sync.local()) *out.mutable_sync() = weir::ToProto(in.sync);
+  out.set_every_step_s(Finite(in.every_step_s));
+  out.set_cost(in.cost);
+  out.set_cost_deviation(in.cost_deviation);
+  out.set_signal_share(in.signal_share);
+  out.set_unable_rank_number(static_cast<uint32_t>(in.unable_rank + 1));
+  return out;
+}
+
 /// Without what the decision itself has: switched, dense_step_s, binding_constraint.
 DecisionFacts ToModel(const v1::DecisionFacts& in) {
   DecisionFacts out;
@@ -154,6 +177,7 @@ DecisionFacts ToModel(const v1::DecisionFacts& in) {
   out.bandwidth_deviation = in.bandwidth_deviation();
   out.ring = ToModel(in.ring());
   out.shards = ToModel(in.shards());
+  out.local = ToModel(in.local());
   return out;
 }
 
@@ -181,6 +205,7 @@ v1::DecisionFacts ToProto(const DecisionFacts& in) {
   out.set_bandwidth_deviation(Finite(in.bandwidth_deviation));
   if (!in.ring.order.empty()) *out.mutable_ring() = ToProto(in.ring);
   if (!in.shards.shares.empty()) *out.mutable_shards() = ToProto(in.shards);
+  if (in.local != LocalFacts{}) *out.mutable_local() = ToProto(in.local);
   return out;
 }
 
@@ -222,6 +247,7 @@ v1::Candidate ToProto(const CandidateRecord& in) {
   out.set_feasible(in.feasible);
   out.set_excluded_by(in.excluded_by);
   if (in.encoding.place != CodecPlace::kUnknown) *out.mutable_encoding() = ToProto(in.encoding);
+  if (in.sync.local()) *out.mutable_sync() = ToProto(in.sync);
   return out;
 }
 

@@ -162,6 +162,33 @@ BucketInfo ToModel(const v1::Bucket& in) {
           in.sharded()};
 }
 
+SyncModel ToModel(const v1::Sync& in) {
+  SyncModel out;
+  out.every = std::clamp(in.every(), 1u, kSyncEveryMax);
+  out.fragments = std::clamp(in.fragments(), 1u, out.every);
+  out.overlap = std::min(in.overlap_steps(), out.every / out.fragments - 1);
+  if (in.outer() == v1::OUTER_STEP_SGD_NESTEROV) {
+    out.outer = OuterKind::kSgdNesterov;
+    out.rate = Finite(in.outer_rate());
+    out.momentum = Finite(in.outer_momentum());
+  }
+  out.mix = std::clamp(Finite(in.mix()), 0.0, 1.0);
+  return out;
+}
+
+v1::Sync ToProto(const SyncModel& in) {
+  v1::Sync out;
+  out.set_every(in.every);
+  out.set_outer(in.outer == OuterKind::kSgdNesterov ? v1::OUTER_STEP_SGD_NESTEROV
+                                                    : v1::OUTER_STEP_AVERAGE);
+  out.set_outer_rate(in.rate);  // ranks accept none of 0, whatever the outer step is
+  out.set_outer_momentum(in.momentum);
+  out.set_fragments(in.fragments);
+  out.set_overlap_steps(in.overlap);
+  out.set_mix(in.mix);
+  return out;
+}
+
 JobPlan ToModel(const v1::Plan& in) {
   JobPlan out;
   out.job = in.job();
@@ -174,6 +201,7 @@ JobPlan ToModel(const v1::Plan& in) {
   for (const v1::AggregatorLease& lease : in.leases()) out.grants.push_back(ToModel(lease));
   out.layout.ring_order.assign(in.ring_order().begin(), in.ring_order().end());
   out.layout.shard_shares.assign(in.shard_shares().begin(), in.shard_shares().end());
+  if (in.has_sync()) out.sync = ToModel(in.sync());
   return out;
 }
 
@@ -191,6 +219,7 @@ v1::Plan ToProto(const JobPlan& in) {
   for (const SlotGrant& grant : in.grants) *out.add_leases() = ToProto(grant);
   for (const int rank : in.layout.ring_order) out.add_ring_order(static_cast<uint32_t>(rank));
   for (const uint32_t share : in.layout.shard_shares) out.add_shard_shares(share);
+  if (in.sync.local()) *out.mutable_sync() = ToProto(in.sync);
   return out;
 }
 
@@ -286,6 +315,10 @@ v1::Job ToProto(const JobView& in) {
   out.mutable_progress()->set_exponent_high(in.progress.exponent_high);
   out.mutable_progress()->set_losses(in.progress.losses);
   out.mutable_progress()->set_loss_behind(Finite(in.progress.loss_behind));
+  out.mutable_progress()->set_sync_cost(in.progress.sync_cost.value);
+  out.mutable_progress()->set_sync_cost_deviation(in.progress.sync_cost.deviation);
+  out.mutable_progress()->set_signal_share(in.progress.signal_share);
+  out.mutable_progress()->set_consensus_share(in.progress.consensus_share);
   if (in.non_finite.has_value()) *out.mutable_non_finite() = ToProto(*in.non_finite);
   out.set_key_id(in.key_id);
   out.set_frame_protection(ToProto(in.protection));

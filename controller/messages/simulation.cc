@@ -60,6 +60,10 @@ Status CheckRequest(const v1::SimulateRequest& request) {
   if (request.devices_linked() && request.device_copy_bytes_per_s() == 0) {
     return InvalidArgument("devices_linked: expected device_copy_bytes_per_s with it, found 0");
   }
+  if (request.sync_every_max() > kSyncEveryMax) {
+    return InvalidArgument(StrCat("sync_every_max: expected at most ", kSyncEveryMax, ", found ",
+                                  request.sync_every_max()));
+  }
   if (request.buckets() > 1024) {
     return InvalidArgument(StrCat("buckets: expected at most 1024, found ", request.buckets()));
   }
@@ -203,6 +207,7 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
         std::min(request.aggregator_bytes_per_s(), 1e15) / snapshot.world;
   }
   WEIR_RETURN_IF_ERROR(SetLinks(request, &snapshot));
+  snapshot.local.possible = true;  // a policy says whether that is used
   if (const uint32_t together = request.ranks_per_node(); together > 1) {
     for (uint32_t rank = 0; rank < request.world(); ++rank) {
       snapshot.memory.lowest_ranks.push_back(static_cast<int>(rank - rank % together));
@@ -244,6 +249,9 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
   if (!request.policy_source().empty()) {
     WEIR_ASSIGN_OR_RETURN(policy, ReadPolicy(request.policy_source(), "policy_source"));
   }
+  if (request.sync_every_max() > 0) {
+    policy.sync_every_max = static_cast<int>(request.sync_every_max());
+  }
   WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, MakeSimulatedSnapshot(request, capabilities));
   WEIR_ASSIGN_OR_RETURN(const Decision decision, Decide(snapshot, policy));
   v1::SimulateResponse response;
@@ -255,8 +263,8 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
   for (const BucketModel& bucket : snapshot.buckets) {
     buckets.push_back({bucket.key, bucket.elements, bucket.order});
   }
-  *response.mutable_plan() = ToProto(
-      MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, decision.chosen.layout, {}));
+  *response.mutable_plan() = ToProto(MakePlan(snapshot.job, 1, buckets, decision.chosen.choices,
+                                              decision.chosen.layout, {}, decision.chosen.sync));
   return response;
 }
 

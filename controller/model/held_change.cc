@@ -29,13 +29,16 @@ HeldChange DescribeChange(const std::vector<BucketModel>& buckets, const ChangeE
     most = elements;
     change.to = to.choices[b];
   }
-  change.layout_only = most == 0 && from.layout != to.layout;
+  if (from.sync.every != to.sync.every) change.every = to.sync.every;
+  change.layout_only = most == 0 && change.every == 0 && from.layout != to.layout;
   return change;
 }
 
 bool IsAlike(const HeldChange& a, const HeldChange& b) {
   if (a.layout_only || b.layout_only) return a.layout_only == b.layout_only;
-  return IsAlike(a.to, b.to);
+  const auto far = [](double x, double y) { return x >= kAlikeRatio * y; };
+  const double x = std::max(1u, a.every), y = std::max(1u, b.every);
+  return !far(x, y) && !far(y, x) && IsAlike(a.to, b.to);
 }
 
 }  // namespace weir

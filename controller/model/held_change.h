@@ -18,6 +18,7 @@ bool IsAlike(const ChoiceModel& a, const ChoiceModel& b);
 struct ChangeEnd {
   const PlanModel& choices;  // empty: nothing ran
   const PlanLayout& layout;
+  const SyncModel& sync = kEveryStep;
 };
 
 /// The change from one plan to another: the choice to which most of the elements go whose choice
@@ -25,7 +26,9 @@ struct ChangeEnd {
 HeldChange DescribeChange(const std::vector<BucketModel>& buckets, const ChangeEnd& from,
                           const ChangeEnd& to);
 
-/// Whether two changes are so alike that the failure of one speaks against the other.
+/// Whether two changes are so alike that the failure of one speaks against the other: their choices
+/// are, and the periods between synchronisations, if these changed, differ by less than
+/// kAlikeRatio.
 bool IsAlike(const HeldChange& a, const HeldChange& b);
 
 }  // namespace weir

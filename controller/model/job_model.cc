@@ -90,7 +90,7 @@ void JobModel::State::Intersect() {
 }
 
 void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
-                                  std::vector<CollectiveSample>* samples) {
+                                  bool in_backward, std::vector<CollectiveSample>* samples) {
   const auto definition = std::find_if(buckets.begin(), buckets.end(),
                                        [&](const auto& one) { return one.key == bucket.key; });
   CodecEstimate* codec = FindEstimate(bucket.codec, bucket.bits);
@@ -98,7 +98,7 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   if (definition == buckets.end() || codec == nullptr || definition->elements == 0) return;
   const double elements = static_cast<double>(definition->elements);
   BucketEstimate& estimate = estimates[bucket.key];
-  estimate.ready_s.Add(bucket.ready_s);
+  if (in_backward) estimate.ready_s.Add(bucket.ready_s);
   estimate.residual_ratio = std::isfinite(bucket.residual_ratio) ? bucket.residual_ratio : 0;
   const double kept =
       codec->model.uses_ratio ? KeptElements(codec->model, elements, bucket.ratio) : 0;
@@ -195,15 +195,15 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
   if (assembled.skipped) return;  // what a rank with NaN measured says nothing
   // The first step of all warms connections and caches.
   if (steps > 1) {
-    compute_s.Add(assembled.compute_s);
-    step_s.Add(assembled.step_s);
-    backward_s.Add(assembled.backward_s);
+    compute_s.Add(assembled.compute_s / assembled.period.steps);
+    step_s.Add(assembled.step_s / assembled.period.steps);
+    if (!assembled.period.local()) backward_s.Add(assembled.backward_s);
   }
   std::vector<CollectiveSample> samples;
   double busy_s = 0, kept = 0, elements = 0;
   const LayoutSpeedup& speedup = in_use.SpeedupOf(assembled.plan_version == plan_version);
   for (const AssembledBucket& bucket : assembled.buckets) {
-    LearnBucket(bucket, speedup, &samples);
+    LearnBucket(bucket, speedup, !assembled.period.local(), &samples);
     busy_s += bucket.network_s;
     for (const BucketDefinition& definition : buckets) {
       if (definition.key != bucket.key || !std::isfinite(bucket.gain)) continue;
@@ -213,7 +213,7 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
   }
   if (elements > 0) {
     gain.Add(kept / elements);
-    progress.Add(kept / elements, assembled.loss);
+    LearnProgress(assembled, kept / elements);
   }
   const double busy = assembled.step_s > 0 ? busy_s / assembled.step_s : 0;
   const auto change = network.AddStep(Now(), samples, busy);
@@ -221,6 +221,43 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
   RaiseFollowUps();
   WatchDrift();
   if (assembled.plan_version == plan_version) WatchPlanGain();
+}
+
+// A period counts as the steps that it is worth: in the curve of progress by gain as many as local
+// steps are believed to keep, and in that by the cost of local steps as many as the gain keeps.
+void JobModel::State::LearnProgress(const AssembledStep& assembled, double kept) {
+  const PeriodObservation& period = assembled.period;
+  const auto add = [&](ProgressModel* model, double gain, double worth) {
+    const int steps = std::max(1, static_cast<int>(std::lround(period.steps * worth)));
+    for (int i = 1; i < steps; ++i) model->Add(gain, std::nullopt);
+    model->Add(gain, assembled.loss);
+  };
+  const bool planned = assembled.plan_version == plan_version && sync.every >= period.steps;
+  SyncModel ran = planned ? sync : SyncModel{.every = period.steps};
+  if (!period.local()) ran = {};
+  add(&progress, kept, SyncProgress(ran, sync_cost));
+  if (Local().possible) add(&sync_progress, SyncGain(ran.every), period.local() ? kept : 1);
+  if (!period.local() || !(period.moved_square > 0)) return;
+  // The part that a codec leaves for later is missing here, and not for lack of agreement.
+  const double mean = period.mean_square / std::max(kept, kGainNoticeable);
+  signal_share.Add(SignalShare(period.moved_square, mean, world));
+  consensus_share.Add(std::clamp(1 - mean / period.moved_square, 0.0, 1.0));
+}
+
+LocalSteps JobModel::State::Local() const {
+  LocalSteps local;
+  local.possible = static_cast<int>(local_steps.size()) == world;
+  for (const auto& [rank, possible] : local_steps) {
+    if (possible) continue;
+    local.possible = false;
+    if (local.unable_rank < 0) local.unable_rank = rank;
+  }
+  local.sync = sync;
+  local.progress = sync_progress.LogLikelihood();
+  const auto rounded = [](double share) { return std::round(share * 1e4) / 1e4; };
+  local.signal_share = rounded(signal_share.value_or(0));
+  local.consensus_share = rounded(consensus_share.value_or(0));
+  return local;
 }
 
 Status JobModel::State::Missing() const {
@@ -357,13 +394,15 @@ GradientDevices JobModel::State::DevicesOfAll() const {
 }
 
 void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout,
-                             bool excursion) {
+                             bool excursion, const SyncModel& sync) {
   State& s = *state_;
   if (plan.size() != s.buckets.size()) return;
   const bool switched = version != s.plan_version || s.plan.empty();
   s.plan_version = version;
   s.plan = std::move(plan);
+  s.sync = sync;
   if (!switched) return;
+
   s.in_use.Turn(std::move(layout), s.world, s.LinksOfNodes(),
                 UnpipelinedShare(s.buckets, s.collectives, s.world));
   s.planned_bandwidth = s.decided_bandwidth;
@@ -373,8 +412,29 @@ void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, Pl
   s.step_s.Clear();
   if (excursion) return;
   s.progress.BeginPlan();
+  s.sync_progress.BeginPlan();
   s.switches_s.push_back(s.plan_since_s);
   if (s.switches_s.size() > 1000) s.switches_s.pop_front();
+}
+
+void JobModel::SetLocalSteps(int rank, bool possible) {
+  if (rank >= 0 && rank < state_->world) state_->local_steps[rank] = possible;
+}
+
+void JobModel::SetSyncCost(double cost) { state_->sync_cost = cost; }
+
+StepObservation StepObservation::OfOneStep() const {
+  StepObservation one;
+  one.rank = rank;
+  one.step = step;
+  one.plan_version = plan_version;
+  one.skipped = skipped;
+  one.loss = loss;
+  one.buckets = buckets;
+  one.step_s = step_s / period.steps;
+  one.exposed_s = exposed_s / period.steps;
+  one.compute_s = std::max(0.0, one.step_s - one.exposed_s);
+  return one;
 }
 
 void JobModel::OnStep(const StepObservation& observation) {
@@ -390,7 +450,10 @@ void JobModel::OnStep(const StepObservation& observation) {
   }
   AddDensities(observation, s.Now(), &s.estimates);
   s.network.AddDeviceLink(observation.device_link_bytes, observation.device_link_s);
-  const double computed_s = observation.compute_s + observation.backward_s;
+  const PeriodObservation& period = observation.period;
+  const uint32_t before_submit = period.steps > period.overlap ? period.steps - period.overlap : 1;
+  const double computed_s = period.local() ? observation.compute_s / before_submit
+                                           : observation.compute_s + observation.backward_s;
   if (observation.rank >= 0 && observation.rank < s.world && computed_s >= 0 &&
       observation.step > 1) {
     s.paces.try_emplace(observation.rank, 15).first->second.Add(computed_s);
@@ -461,6 +524,7 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   snapshot.devices = s.DevicesOfAll();
   snapshot.layout = s.in_use.layout;
   snapshot.speedup = s.in_use.speedup;
+  snapshot.local = s.Local();
   if (!s.plan.empty()) {
     snapshot.seconds_since_switch = std::max(0.0, now_s - s.plan_since_s);
     snapshot.measured_step_s = s.step_s.Get().value;
@@ -518,6 +582,8 @@ uint64_t JobModel::step() const { return state_->step; }
 double JobModel::gain() const { return state_->gain.value_or(1); }
 std::optional<double> JobModel::loss() const { return state_->loss; }
 const ProgressModel& JobModel::progress() const { return state_->progress; }
+const ProgressModel& JobModel::sync_progress() const { return state_->sync_progress; }
+LocalSteps JobModel::local_steps() const { return state_->Local(); }
 
 std::string JobModel::SaveProgress() const {
   const std::string learnt = state_->progress.Save();

@@ -62,6 +62,16 @@ struct CoreObservation {
   friend bool operator==(const CoreObservation&, const CoreObservation&) = default;
 };
 
+/// A rank's report of the steps of its optimiser that one step of its session spans; see
+/// LocalPeriod in rank.proto.
+struct PeriodObservation {
+  uint32_t steps = 1, overlap = 0;
+  double waited_s = 0;      // for the synchronisation, when it was due
+  double moved_square = 0;  // |D|^2 of this rank; 0: not measured
+  double mean_square = 0;   // |mean D|^2, as delivered
+  bool local() const { return steps > 1; }
+};
+
 struct StepObservation {
   int rank = 0;
   uint64_t step = 0, plan_version = 0;
@@ -75,6 +85,10 @@ struct StepObservation {
   std::vector<ArrivalObservation> arrivals;
   double device_link_bytes = 0, device_link_s = 0;  // see StepReport in rank.proto
   std::optional<CoreObservation> cores;             // nothing: not known
+  PeriodObservation period = {};
+
+  /// With the times of one step of the optimiser, and without what is told of buckets.
+  StepObservation OfOneStep() const;
 };
 
 /// One sample of one directed link between two ranks' nodes.
@@ -210,7 +224,9 @@ class JobModel {
   /// that make no sense count as empty; resets dwell. `excursion`: the plan before comes back in a
   /// few steps, or does so now: that is no switch to count.
   void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout = {},
-                     bool excursion = false);
+                     bool excursion = false, const SyncModel& sync = {});
+  /// Whether the rank can make local steps.
+  void SetLocalSteps(int rank, bool possible);
 
   /// Sets the rate in bytes per second at which the aggregator under `collective` can receive from
   /// one rank, so that a step that waited for it does not count as evidence about the network; 0:
@@ -261,6 +277,11 @@ class JobModel {
   /// Takes over what another model of the same run saved; the run is at `step`. kInvalidArgument:
   /// it is damaged, or of a later step, as where ranks went back to a checkpoint.
   Status RestoreProgress(std::string_view saved, uint64_t step);
+  /// The same of local steps, by their cost in kSyncCostUnit in place of the exponent.
+  const ProgressModel& sync_progress() const;
+  /// Sets the cost of local steps that is believed, by which clocks run until losses say more.
+  void SetSyncCost(double cost);
+  LocalSteps local_steps() const;
   /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the
   /// call.
   std::vector<PredictionRecord> TakePredictions();

@@ -65,6 +65,7 @@ struct JobModel::State {
 
   uint64_t plan_version = 0;
   PlanModel plan;
+  SyncModel sync;               // of the plan
   uint64_t plan_steps = 0;      // complete ones that ran it
   bool plan_gain_told = false;  // that its gain is not as predicted
   LayoutInUse in_use;
@@ -77,6 +78,10 @@ struct JobModel::State {
   Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
   std::optional<double> loss;
   ProgressModel progress;
+  std::map<int, bool> local_steps;  // whether ranks can make them
+  ProgressModel sync_progress;
+  double sync_cost = 0;
+  Smoothed signal_share{0.2}, consensus_share{0.2};  // of the ranks' movement
   ChangeDetector gain_detector;
   std::deque<PredictionRecord> predictions;
 
@@ -96,7 +101,8 @@ struct JobModel::State {
                   double kept, CodecEstimate* codec);
   /// The excess waits of the ranks of each node, see CoreWatch.
   std::map<std::string, double> WaitsOfNodes() const;
-  void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
+  /// `in_backward`: it was submitted as its gradient became ready.
+  void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup, bool in_backward,
                    std::vector<CollectiveSample>* samples);
   /// Returns the place of the gradients of all ranks.
   GradientDevices DevicesOfAll() const;
@@ -110,6 +116,8 @@ struct JobModel::State {
   std::optional<Change> SincePlan() const;
   Status Missing() const;
   double GainScaleOf(const CollectiveModel& collective) const;
+  void LearnProgress(const AssembledStep& step, double gain);
+  LocalSteps Local() const;
   void LearnGain(const AssembledBucket& bucket, const CodecEstimate& codec,
                  const CollectiveModel& ran, BucketEstimate* estimate);
   void WatchPlanGain();

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "controller/model/sync_model.h"
+
 namespace weir {
 
 /// A number with its uncertainty.
@@ -188,6 +190,7 @@ struct FormerPlan {
   PlanModel choices;
   PlanLayout layout;
   LayoutSpeedup speedup;
+  SyncModel sync;
   friend bool operator==(const FormerPlan&, const FormerPlan&) = default;
 };
 
@@ -227,9 +230,21 @@ struct SharedMemory {
 struct HeldChange {
   ChoiceModel to;            // of most elements that changed
   bool layout_only = false;  // no choice changed, but the ring's order or the shares did
+  uint32_t every = 0;        // steps between synchronisations, if that changed; 0: it did not
   int failures = 1;
   double held_s = 0;  // from now
   friend bool operator==(const HeldChange&, const HeldChange&) = default;
+};
+
+/// The knowledge of local steps in a job.
+struct LocalSteps {
+  bool possible = false;         // every rank can make them
+  int unable_rank = -1;          // the first that cannot; -1: none, or not known
+  SyncModel sync;                // of the incumbent
+  double signal_share = 0;       // see SignalShare, at the last synchronisations; 0: not known
+  double consensus_share = 0;    // 1 - |mean D|^2 / mean |D|^2 at these
+  std::vector<double> progress;  // log-likelihood of costs in kSyncCostUnit; empty: none
+  friend bool operator==(const LocalSteps&, const LocalSteps&) = default;
 };
 
 struct Snapshot {
@@ -254,6 +269,7 @@ struct Snapshot {
   GradientDevices devices;
   PlanLayout layout;      // of the incumbent
   LayoutSpeedup speedup;  // of that
+  LocalSteps local;
   std::vector<HeldChange> held;
   // One: the incumbent did not keep the promise for which it was chosen, and this ran before.
   std::vector<FormerPlan> former;

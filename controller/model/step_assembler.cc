@@ -55,6 +55,7 @@ AssembledStep StepAssembler::Assemble(const Ranks& ranks) {
   out.step = first.step;
   out.plan_version = first.plan_version;
   out.exposed_s = 1e18;
+  out.period = {.steps = first.period.steps, .overlap = first.period.overlap};
   std::vector<double> step_s;
   double losses = 0;
   int loss_count = 0;
@@ -64,6 +65,8 @@ AssembledStep StepAssembler::Assemble(const Ranks& ranks) {
     out.step_s += report.step_s / world_;
     out.backward_s += report.backward_s / world_;
     out.exposed_s = std::min(out.exposed_s, report.exposed_s);
+    out.period.moved_square += report.period.moved_square / world_;
+    out.period.mean_square += report.period.mean_square / world_;
     out.skipped |= report.skipped;
     buckets = std::min(buckets, report.buckets.size());
     if (report.loss.has_value() && std::isfinite(*report.loss)) {

@@ -36,6 +36,7 @@ struct AssembledStep {
   bool skipped = false;
   std::optional<double> loss;
   std::vector<AssembledBucket> buckets;
+  PeriodObservation period;  // squares: means over ranks
 };
 
 /// Not thread-safe. Holds at most kPendingMax steps.

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "controller/model/sync_model.h"
 #include "controller/policy/policy.h"
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
@@ -23,6 +24,7 @@ struct CandidateEstimate {
   double gain = 1;             // dimension-weighted, in [0, 1]
   double progress = 1;   // of a step, in dense ones, that a step of that gain makes; in [0, 1]
   double ratio = 1;      // of a uniform plan; 1 otherwise
+  SyncModel sync = {};   // how often ranks synchronise; times are of one step of the optimiser
   bool feasible = true;  // within every bound; infeasible ones are scored for display only
 };
 

@@ -19,6 +19,8 @@ constexpr double kCutoffMsMax = 60000;  // as aggregators have it
 constexpr std::string_view kCutoffCollective = "thc_table";
 
 const std::set<std::string> kDenseChecks = {"auto", "never"};
+const std::set<std::string> kOuterSteps = {"auto", "average", "sgd_nesterov"};
+constexpr double kSyncStepsMax = 1 << 16;  // as ranks have it
 
 // The names that documents are checked against; null: any name is valid.
 struct Known {
@@ -90,6 +92,25 @@ StrictSection SwitchingSection(const std::string& origin, Policy* policy) {
   return section;
 }
 
+StrictSection SyncSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Integer("every_max", {.min = 1, .max = kSyncStepsMax}, &policy->sync_every_max)
+      .Means("ranks may make so many steps of the optimiser from one synchronisation to the next")
+      .Number("progress_cost", {.min = 0, .max = 0.2}, &policy->sync_cost)
+      .Means("progress lost for each e-fold of these steps, before losses say more")
+      .Number("progress_cost_deviation", {.min = 0, .max = 0.2}, &policy->sync_cost_deviation)
+      .Means("one standard deviation of that; 0: it is not learnt")
+      .Name("outer", NameKind::kPlain, &policy->sync_outer, &kOuterSteps)
+      .Means("what a synchronisation does with the mean movement of the ranks")
+      .Number("outer_rate", {.min = 0, .max = 10, .min_open = true}, &policy->sync_outer_rate)
+      .Means("of outer steps with momentum")
+      .Number("outer_momentum", {.min = 0, .max = 0.99}, &policy->sync_outer_momentum)
+      .Means("of these")
+      .Number("mix", {.min = 0, .max = 1}, &policy->sync_mix)
+      .Means("share of a rank's own parameters after a synchronisation that overlapped with steps");
+  return section;
+}
+
 StrictSection ProbingSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
   section.Number("budget_ratio", {.min = 0, .max = 0.1}, &policy->probe_budget_ratio)
@@ -131,6 +152,8 @@ StrictSection Document(const std::string& origin, const Known& known, Policy* po
       .Means("limits of every plan")
       .Section("switching", SwitchingSection(origin, policy))
       .Means("when plans change")
+      .Section("sync", SyncSection(origin, policy))
+      .Means("whether ranks may synchronise every few steps only")
       .Section("aggregation", AggregationSection(origin, policy))
       .Means("sums on aggregators")
       .Section("probing", ProbingSection(origin, policy))

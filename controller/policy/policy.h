@@ -54,6 +54,14 @@ struct Policy {
   int loss_patience_steps = 100;
   // Whether a few dense steps may be run now and then to measure what a plan saves.
   std::string dense_checks = "auto";  // or "never"
+  // Local steps. 1: gradients are summed in every step, whatever the network.
+  int sync_every_max = 1;
+  // Progress that is believed to be lost for each e-fold of steps between synchronisations, before
+  // losses say more, and how far that may be off (one standard deviation).
+  double sync_cost = 0.05, sync_cost_deviation = 0.05;
+  std::string sync_outer = "auto";                          // or "average", "sgd_nesterov"
+  double sync_outer_rate = 0.7, sync_outer_momentum = 0.9;  // of the latter
+  double sync_mix = 0.5;  // of synchronisations that overlap: share of a rank's own parameters
   // Aggregation.
   double quorum = 0;  // share of the ranks that is enough for a lossy sum after cutoff_ms; 0: all
   int cutoff_ms = 0;

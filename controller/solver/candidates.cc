@@ -279,8 +279,13 @@ PlanEstimate EvaluatePlan(const CandidateSpace& space, const CostedPlan& plan,
     buckets[b].network_s = cost.NetworkSeconds(network.alpha_s, beta);
     buckets[b].decode_s = cost.decode_s;
     estimate.network_s_by_collective[plan.collective_indices[b]] +=
-        cost.relative_deviation * buckets[b].network_s;
-    estimate.codec_deviation_s += cost.codec_deviation_s;
+        cost.relative_deviation * buckets[b].network_s / plan.sync.every;
+    estimate.codec_deviation_s += cost.codec_deviation_s / plan.sync.every;
+  }
+  if (plan.sync.local()) {
+    estimate.times =
+        PredictLocalStep(PredictSync(std::move(buckets)), plan.sync, snapshot.compute_s.value);
+    return estimate;
   }
   estimate.times = PredictStep(buckets, snapshot.compute_s.value, snapshot.backward_s.value);
   return estimate;

@@ -95,6 +95,7 @@ struct CostedPlan {
   double gain = 1;
   bool dense = true;
   EncodingPlace encoding = {};
+  SyncModel sync = {};
 };
 
 struct PlanEstimate {

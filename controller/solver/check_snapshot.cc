@@ -20,6 +20,31 @@ Status CheckFinite(const char* what, double value, double min) {
                                 ", found ", value));
 }
 
+Status CheckSync(const SyncModel& sync) {
+  const bool in_order = sync.every >= 1 && sync.every <= kSyncEveryMax && sync.fragments >= 1 &&
+                        uint64_t{sync.overlap} * sync.fragments <= sync.every;
+  if (!in_order) {
+    return InvalidArgument(StrCat("snapshot: sync: expected 1 to ", kSyncEveryMax,
+                                  " steps and less of them overlapped, found ", sync.every, " and ",
+                                  sync.overlap, " of ", sync.fragments, " fragments"));
+  }
+  WEIR_RETURN_IF_ERROR(CheckFinite("sync.rate", sync.rate, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("sync.momentum", sync.momentum, 0));
+  return CheckFinite("sync.mix", sync.mix, 0);
+}
+
+// For progress by the gain, and for the cost of local steps.
+Status CheckLikelihood(const char* what, const std::vector<double>& likelihood) {
+  if (!likelihood.empty() && likelihood.size() != kExponents) {
+    return InvalidArgument(StrCat("snapshot: ", what, ": expected ", kExponents, " numbers, found ",
+                                  likelihood.size()));
+  }
+  for (const double value : likelihood) {
+    WEIR_RETURN_IF_ERROR(CheckFinite("a log-likelihood of progress", value, -1e6));
+  }
+  return OkStatus();
+}
+
 Status CheckFormer(const Snapshot& snapshot) {
   for (const HeldChange& held : snapshot.held) {
     WEIR_RETURN_IF_ERROR(CheckFinite("held_s", held.held_s, 0));
@@ -35,6 +60,7 @@ Status CheckFormer(const Snapshot& snapshot) {
     only.layout = former.layout;
     only.speedup = former.speedup;
     WEIR_RETURN_IF_ERROR(CheckLayout(only));
+    WEIR_RETURN_IF_ERROR(CheckSync(former.sync));
   }
   return OkStatus();
 }
@@ -71,13 +97,10 @@ Status CheckSnapshot(const Snapshot& snapshot) {
   if (snapshot.world > 1 && snapshot.bandwidth_bytes_per_s.value <= 0) {
     return FailedPrecondition("snapshot has no bandwidth estimate");
   }
-  if (!snapshot.progress.empty() && snapshot.progress.size() != kExponents) {
-    return InvalidArgument(StrCat("snapshot: progress: expected ", kExponents, " numbers, found ",
-                                  snapshot.progress.size()));
-  }
-  for (const double likelihood : snapshot.progress) {
-    WEIR_RETURN_IF_ERROR(CheckFinite("a log-likelihood of progress", likelihood, -1e6));
-  }
+  WEIR_RETURN_IF_ERROR(CheckLikelihood("progress", snapshot.progress));
+  WEIR_RETURN_IF_ERROR(CheckLikelihood("sync_progress", snapshot.local.progress));
+  WEIR_RETURN_IF_ERROR(CheckSync(snapshot.local.sync));
+  WEIR_RETURN_IF_ERROR(CheckFinite("signal_share", snapshot.local.signal_share, 0));
   for (const BucketModel& bucket : snapshot.buckets) {
     WEIR_RETURN_IF_ERROR(CheckFinite("ready_s of a bucket", bucket.ready_s, 0));
     WEIR_RETURN_IF_ERROR(CheckFinite("residual_ratio of a bucket", bucket.residual_ratio, 0));

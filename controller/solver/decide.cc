@@ -14,6 +14,7 @@
 #include "controller/solver/check_snapshot.h"
 #include "controller/solver/decider.h"
 #include "controller/solver/explain.h"
+#include "controller/solver/local_candidates.h"
 #include "controller/solver/switching.h"
 
 namespace weir {
@@ -23,30 +24,37 @@ constexpr size_t kTopMax = 12, kFrontMax = 64;
 constexpr double kTie = 1e-9;
 
 bool SameChoices(const CandidatePlan& a, const CandidatePlan& b) {
-  return a.choices == b.choices && a.layout == b.layout;
+  return a.choices == b.choices && a.layout == b.layout && a.sync == b.sync;
 }
 
 }  // namespace
 
-CandidateEstimate Decider::EstimateKinds(const KindPlan& kinds) const {
+std::vector<BucketTimes> Decider::TimesOf(const KindPlan& kinds) const {
   std::vector<BucketTimes> buckets(kinds.size());
-  double kept = 0;
-  bool uniform = true;
   for (size_t b = 0; b < kinds.size(); ++b) {
     const BucketOption& option = space_.option(b, kinds[b]);
     buckets[b] = {space_.snapshot().buckets[b].ready_s, option.encode_s, option.network_s,
                   option.cost.decode_s};
+  }
+  return buckets;
+}
+
+CandidateEstimate Decider::EstimateKinds(const KindPlan& kinds) const {
+  double kept = 0;
+  bool uniform = true;
+  for (size_t b = 0; b < kinds.size(); ++b) {
+    const BucketOption& option = space_.option(b, kinds[b]);
     kept += option.cost.gain * static_cast<double>(space_.snapshot().buckets[b].elements);
     uniform &= kinds[b] == kinds[0];
   }
-  const StepTimes times =
-      PredictStep(buckets, space_.snapshot().compute_s.value, space_.snapshot().backward_s.value);
+  const StepTimes times = PredictStep(TimesOf(kinds), space_.snapshot().compute_s.value,
+                                      space_.snapshot().backward_s.value);
   CandidateEstimate estimate;
   estimate.step_s = times.step_s;
   estimate.exposed_s = times.exposed_s;
   estimate.communication_s = times.communication_s;
   estimate.gain = space_.elements_total() > 0 ? kept / space_.elements_total() : 1;
-  estimate.progress = risk_.mean().At(estimate.gain);
+  estimate.progress = risk_.mean().At(estimate.gain, {});
   if (uniform) estimate.ratio = space_.kinds()[kinds[0]].ratio;
   return estimate;
 }
@@ -78,10 +86,15 @@ void Decider::AddAlternatives() {
   }
 }
 
-Status Decider::AddPlan(const PlanModel& choices, const LayoutSpeedup& speedup, PlanThatRan* ran) {
-  WEIR_ASSIGN_OR_RETURN(ran->plan, PlanOfChoices(space_, choices, speedup));
+Status Decider::AddPlan(const FormerPlan& plan, PlanThatRan* ran) {
+  const PlanModel& choices = plan.choices;
+  WEIR_ASSIGN_OR_RETURN(ran->plan, PlanOfChoices(space_, choices, plan.speedup));
+  ran->plan.sync = plan.sync;
+  ran->plan.dense = ran->plan.dense && !plan.sync.local();
   Alternative one;
+  one.sync = plan.sync;
   one.dense = ran->plan.dense;
+  one.excluded_by = SyncExclusion(space_.snapshot(), policy_, plan.sync);
   for (size_t b = 0; b < choices.size() && one.excluded_by.empty(); ++b) {
     one.excluded_by = space_.ExclusionOf(b, choices[b]);
   }
@@ -95,7 +108,9 @@ Status Decider::AddPlan(const PlanModel& choices, const LayoutSpeedup& speedup, 
 void Decider::AddIncumbent() {
   const PlanModel& choices = space_.snapshot().incumbent;
   if (choices.empty()) return;
-  unpredictable_ = Message(AddPlan(choices, space_.snapshot().speedup, &incumbent_plan_));
+  const Snapshot& snapshot = space_.snapshot();
+  unpredictable_ = Message(
+      AddPlan({choices, snapshot.layout, snapshot.speedup, snapshot.local.sync}, &incumbent_plan_));
   incumbent_ = incumbent_plan_.index;
   if (incumbent_ < 0) return;
   all_.back().uniform = std::all_of(choices.begin(), choices.end(), [&](const ChoiceModel& choice) {
@@ -107,7 +122,7 @@ void Decider::AddFormer() {
   const Snapshot& snapshot = space_.snapshot();
   if (snapshot.former.empty() || snapshot.former[0].choices.empty()) return;
   // One that has no prediction any more cannot come back.
-  (void)AddPlan(snapshot.former[0].choices, snapshot.former[0].speedup, &former_).ok();
+  (void)AddPlan(snapshot.former[0], &former_).ok();
 }
 
 void Decider::ApplyDenseGuard() {
@@ -186,7 +201,10 @@ void Decider::FindBinding() {
 CostedPlan Decider::Costed(size_t index) const {
   if (static_cast<int>(index) == incumbent_) return incumbent_plan_.plan;
   if (static_cast<int>(index) == former_.index) return former_.plan;
-  return PlanOfKinds(space_, all_[index].kinds);
+  CostedPlan plan = PlanOfKinds(space_, all_[index].kinds);
+  plan.sync = all_[index].sync;
+  plan.dense = plan.dense && !plan.sync.local();
+  return plan;
 }
 
 /// The order of the ring is kept only for plans that use a ring, and the shares only for plans that
@@ -205,12 +223,13 @@ std::string Decider::Label(size_t index, const PlanModel& choices) const {
   const PlanLayout layout = LayoutFor(index, choices);
   if (!layout.ring_order.empty()) label += " (ring " + OrderText(layout.ring_order) + ")";
   if (!layout.shard_shares.empty()) label += " (shards " + ShareText(layout.shard_shares) + ")";
-  return label;
+  const std::string sync = SyncText(all_[index].sync);
+  return sync.empty() ? label : label + ", " + sync;
 }
 
 bool Decider::SamePlan(size_t a, size_t b) const {
   const PlanModel x = Costed(a).choices, y = Costed(b).choices;
-  return x == y && LayoutFor(a, x) == LayoutFor(b, y);
+  return x == y && all_[a].sync == all_[b].sync && LayoutFor(a, x) == LayoutFor(b, y);
 }
 
 CandidatePlan Decider::Write(size_t index) const {
@@ -220,6 +239,7 @@ CandidatePlan Decider::Write(size_t index) const {
   out.label = Label(index, plan.choices);
   out.choices = plan.choices;
   out.layout = LayoutFor(index, plan.choices);
+  out.sync = one.sync;
   out.step_s = one.estimate.step_s;
   out.step_deviation_s = StepDeviation(space_, plan);
   out.communication_s = one.estimate.communication_s;
@@ -270,6 +290,7 @@ void Decider::WriteTop(size_t chosen) {
     CandidatePlan plan;
     plan.choices = Costed(i).choices;
     plan.layout = LayoutFor(i, plan.choices);
+    plan.sync = all_[i].sync;
     const auto same = [&](const CandidatePlan& other) { return SameChoices(other, plan); };
     if (std::any_of(required.begin(), required.end(), same)) continue;
     if (std::any_of(optional.begin(), optional.end(), same)) continue;
@@ -317,17 +338,19 @@ void Decider::WriteFacts(size_t chosen) {
   if (incumbent_ >= 0) facts.incumbent = FactsOf(static_cast<size_t>(incumbent_));
   if (dense_ >= 0) facts.dense_step_s = all_[dense_].estimate.step_s;
   if (scope_.by_progress) {
-    facts.progress_exponent = risk_.mean().exponent;
+    facts.progress_exponent = risk_.mean().curve.exponent;
     facts.progress_deviation = risk_.deviation();
     facts.dense_probability = DenseProbability(chosen, 1);
   }
   const PlanLayout& layout = decision_.chosen.layout;
   if (!layout.ring_order.empty()) facts.ring = DescribeRing(snapshot, layout.ring_order);
   if (!layout.shard_shares.empty()) facts.shards = DescribeShards(snapshot, layout.shard_shares);
+  facts.local = DescribeLocal(space_, policy_, risk_, Costed(chosen));
 }
 
 StatusOr<Decision> Decider::Run() {
   AddAlternatives();
+  AddLocal();
   AddIncumbent();
   AddFormer();
   ApplyDenseGuard();
@@ -360,7 +383,7 @@ StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy) {
   const ExponentBelief belief =
       BeliefOf(snapshot.progress, policy.progress_exponent, policy.progress_deviation);
   const ProgressRisk risk(*objective, policy, belief, snapshot.progress_gain_seen,
-                          scope.by_progress);
+                          scope.by_progress, SyncCostOf(snapshot, policy));
   const LayoutChoice next = ChooseLayout(snapshot);
   WEIR_ASSIGN_OR_RETURN(const CandidateSpace space,
                         CandidateSpace::Build(snapshot, policy, scope, next.speedup));

@@ -41,11 +41,11 @@ size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
   int tried = 0;
   for (const size_t i : ranked) {
     if (!(all_[i].score < (1 - policy_.improvement_min) * all_[dense].score)) break;
-    if (all_[i].estimate.gain <= gain || tried++ >= kChallengersMax) continue;
+    if (KeptBy(i) <= gain || tried++ >= kChallengersMax) continue;
     const double sure = ImprovementProbability(space_, objective_, policy_, risk_.points(),
                                                Costed(i), Costed(dense));
     if (sure >= policy_.confidence && IsTrusted(i)) return Because(DecisionRule::kFirstPlan, i);
-    gain = all_[i].estimate.gain;
+    gain = KeptBy(i);
     if (tried > 1) continue;
     decision_.facts.alternative = Label(i, Costed(i).choices);
     decision_.facts.probability = std::min(sure, DenseProbability(i, 1));
@@ -80,11 +80,11 @@ size_t Decider::FirstTrusted(const std::vector<size_t>& ranked) const {
 // The best that is gentler than what runs, and better than dense surely and by enough; dense
 // itself, if there is none.
 size_t Decider::ChooseGentler(const std::vector<size_t>& ranked) {
-  const double gain = all_[incumbent_].estimate.gain;
+  const double gain = KeptBy(static_cast<size_t>(incumbent_));
   const double limit = (1 - policy_.improvement_min) * all_[dense_].score;
   for (const size_t i : ranked) {
     if (!(all_[i].score < limit)) break;
-    if (all_[i].estimate.gain > gain && IsTrusted(i) && Held(i) == nullptr) return i;
+    if (KeptBy(i) > gain && IsTrusted(i) && Held(i) == nullptr) return i;
   }
   return static_cast<size_t>(dense_);
 }
@@ -96,7 +96,8 @@ const HeldChange* Decider::Held(size_t index) const {
   const PlanLayout from = LayoutFor(static_cast<size_t>(incumbent_), snapshot.incumbent);
   const PlanLayout to = LayoutFor(index, choices);
   const HeldChange change =
-      DescribeChange(snapshot.buckets, {snapshot.incumbent, from}, {choices, to});
+      DescribeChange(snapshot.buckets, {snapshot.incumbent, from, snapshot.local.sync},
+                     {choices, to, all_[index].sync});
   for (const HeldChange& held : snapshot.held) {
     if (IsAlike(held, change)) return &held;
   }
@@ -107,9 +108,10 @@ const HeldChange* Decider::Held(size_t index) const {
 // predicted of both.
 size_t Decider::ChooseFormer(const std::vector<size_t>& ranked) {
   const Snapshot& snapshot = space_.snapshot();
-  const HeldChange failed =
-      DescribeChange(snapshot.buckets, {snapshot.former[0].choices, snapshot.former[0].layout},
-                     {snapshot.incumbent, snapshot.layout});
+  const HeldChange failed = DescribeChange(
+      snapshot.buckets,
+      {snapshot.former[0].choices, snapshot.former[0].layout, snapshot.former[0].sync},
+      {snapshot.incumbent, snapshot.layout, snapshot.local.sync});
   const auto held = std::find_if(snapshot.held.begin(), snapshot.held.end(),
                                  [&](const HeldChange& one) { return IsAlike(one, failed); });
   const auto back_to = [&](int index) {

@@ -20,6 +20,7 @@ inline constexpr char kSlowerThanDense[] = "never slower than dense";
 /// One whole-job alternative before it is written out.
 struct Alternative {
   KindPlan kinds;  // empty for a plan that ran
+  SyncModel sync = {};
   CandidateEstimate estimate;
   double score = 0;
   std::string excluded_by;
@@ -51,12 +52,25 @@ class Decider {
   StatusOr<Decision> Run();
 
  private:
+  std::vector<BucketTimes> TimesOf(const KindPlan& kinds) const;
   CandidateEstimate EstimateKinds(const KindPlan& kinds) const;
   void AddAlternatives();
+  /// Alternatives with local steps, if the policy allows them and the ranks can make them: with the
+  /// period that scores best for each of the alternatives so far, and a quarter of it.
+  void AddLocal();
+  CandidateEstimate Locally(const CandidateEstimate& every_step, const SyncTimes& times,
+                            const SyncModel& sync) const;
+  /// The better of overlapping a synchronisation with steps, and waiting for it.
+  CandidateEstimate BestOverlap(const CandidateEstimate& every_step, const SyncTimes& times,
+                                uint32_t every) const;
   void AddIncumbent();
   void AddFormer();
   /// Costs the choices of a plan that ran.
-  Status AddPlan(const PlanModel& choices, const LayoutSpeedup& speedup, PlanThatRan* ran);
+  Status AddPlan(const FormerPlan& plan, PlanThatRan* ran);
+  double ScoreOne(const CandidateEstimate& estimate) const;
+  /// The share of the signal that an alternative keeps, by its gain and by the steps between
+  /// synchronisations. Gentler ones keep more.
+  double KeptBy(size_t index) const;
   void ApplyDenseGuard();
   void ScoreAll();
   /// The better feasible alternative comes first.

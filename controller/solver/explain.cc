@@ -34,6 +34,12 @@ class Canonical {
     text_ += std::to_string(value);
     text_ += ';';
   }
+  void Add(const SyncModel& sync) {
+    if (!sync.local()) return;  // as before there were any
+    for (const uint32_t value : {sync.every, sync.overlap, sync.fragments}) AddInteger(value);
+    AddInteger(static_cast<uint64_t>(sync.outer));
+    for (const double value : {sync.rate, sync.momentum, sync.mix}) Add(value);
+  }
   void Add(const CandidatePlan& plan) {
     AddInteger(plan.choices.size());
     for (const ChoiceModel& choice : plan.choices) {
@@ -54,6 +60,7 @@ class Canonical {
     }
     AddInteger(plan.feasible);
     AddInteger(plan.dense);
+    Add(plan.sync);
     if (plan.encoding.place == CodecPlace::kUnknown) return;
     AddInteger(static_cast<uint64_t>(plan.encoding.place));
     Add(plan.encoding.copies_s);
@@ -74,6 +81,13 @@ class Canonical {
           facts.progress_exponent, facts.progress_deviation, facts.dense_probability,
           facts.shards.speedup, facts.shards.least_bytes_per_s, facts.shards.most_bytes_per_s}) {
       Add(value);
+    }
+    if (facts.local != LocalFacts{}) {
+      Add(facts.local.sync);
+      for (const double value : {facts.local.every_step_s, facts.local.cost,
+                                 facts.local.cost_deviation, facts.local.signal_share}) {
+        Add(value);
+      }
     }
     if (facts.failures == 0) return;  // as before there were any
     AddInteger(static_cast<uint64_t>(facts.failures));
@@ -187,6 +201,22 @@ std::string RuleText(const DecisionFacts& facts) {
   return "";
 }
 
+// "; synchronising every 32 steps: 27 ms a step instead of 0.44 s, costs 3 % +- 2 % of progress".
+std::string LocalText(const LocalFacts& local) {
+  if (local.unable_rank >= 0) {
+    return StrCat("; the policy allows local steps, but rank ", local.unable_rank,
+                  " was attached without an optimizer: ranks synchronise in every step");
+  }
+  if (!local.sync.local()) return "";
+  std::string text = StrCat("; ", SyncText(local.sync), " costs ", PercentText(local.cost), " +- ",
+                            PercentText(local.cost_deviation), " of progress, and a step takes ",
+                            SecondsText(local.every_step_s), " if ranks synchronise in every one");
+  if (local.signal_share > 0) {
+    text += "; " + PercentText(local.signal_share) + " of the ranks' mean movement is signal";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string ReasonText(const DecisionFacts& facts) {
@@ -199,6 +229,7 @@ std::string ReasonText(const DecisionFacts& facts) {
       if (!layout.empty()) text += "; " + layout;
     }
   }
+  text += LocalText(facts.local);
   if (!facts.binding_constraint.empty())
     text += "; " + facts.binding_constraint + " excludes better";
   return text;

@@ -2,6 +2,7 @@
 // Snapshots as canonical JSON: keys in alphabetical order, doubles in the shortest form that reads
 // back to the same bits. One list of fields serves both directions.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -317,6 +318,44 @@ void Fields(V& v, HeldChange& h) {
   v("layout_only", h.layout_only);
   v("failures", h.failures);
   v("held_s", h.held_s);
+  if (V::kReads || h.every != 0) v("every", h.every);
+}
+
+/// Most plans have none.
+template <typename V>
+void SyncFields(V& v, SyncModel& s) {
+  std::vector<double> numbers;
+  if (s.local()) {
+    numbers = {static_cast<double>(s.every),
+               static_cast<double>(s.overlap),
+               s.outer == OuterKind::kSgdNesterov ? 1.0 : 0.0,
+               s.rate,
+               s.momentum,
+               static_cast<double>(s.fragments),
+               s.mix};
+  }
+  if (V::kReads || !numbers.empty()) v("sync", numbers);
+  if (numbers.size() != 7) return;
+  const auto count = [](double number) {
+    return static_cast<uint32_t>(std::clamp(number, 0.0, 1.0 * kSyncEveryMax));
+  };
+  s = {.every = std::max(1u, count(numbers[0])),
+       .overlap = count(numbers[1]),
+       .outer = numbers[2] != 0 ? OuterKind::kSgdNesterov : OuterKind::kAverage,
+       .rate = numbers[3],
+       .momentum = numbers[4],
+       .fragments = std::max(1u, count(numbers[5])),
+       .mix = numbers[6]};
+}
+
+template <typename V>
+void LocalFields(V& v, LocalSteps& l) {
+  SyncFields(v, l.sync);
+  if (V::kReads || l.possible) v("local_steps", l.possible);
+  if (V::kReads || l.unable_rank >= 0) v("local_unable_rank", l.unable_rank);
+  if (V::kReads || l.signal_share > 0) v("signal_share", l.signal_share);
+  if (V::kReads || l.consensus_share > 0) v("consensus_share", l.consensus_share);
+  if (V::kReads || !l.progress.empty()) v("sync_progress", l.progress);
 }
 
 template <typename V>
@@ -326,6 +365,7 @@ void Fields(V& v, FormerPlan& f) {
   v("ring_speedup", f.speedup.ring);
   v("shard_shares", f.layout.shard_shares);
   v("shard_speedup", f.speedup.shards);
+  SyncFields(v, f.sync);
 }
 
 template <typename V>
@@ -385,6 +425,7 @@ void Fields(V& v, Snapshot& s) {
   v("ring_speedup", s.speedup.ring);
   v("shard_shares", s.layout.shard_shares);
   v("shard_speedup", s.speedup.shards);
+  LocalFields(v, s.local);
   v("held", s.held);
   v("former", s.former);
   v("seconds_since_switch", s.seconds_since_switch);

@@ -26,7 +26,8 @@ struct EncodingPlace {
 struct CandidatePlan {
   std::string label;  // "top_k 0.01 over sparse_all_gather", "mixed" for differing buckets
   PlanModel choices;
-  PlanLayout layout;  // parts that the choices' collectives do not go by are empty
+  PlanLayout layout;    // parts that the choices' collectives do not go by are empty
+  SyncModel sync = {};  // with local steps, times and progress are of one step of the optimiser
   double step_s = 0, step_deviation_s = 0;
   double communication_s = 0;  // sum over buckets of encode + network + decode
   double exposed_s = 0;
@@ -65,6 +66,17 @@ struct PlanFacts {
   friend bool operator==(const PlanFacts&, const PlanFacts&) = default;
 };
 
+/// The changes that local steps make, as predicted.
+struct LocalFacts {
+  SyncModel sync;                       // of the chosen plan
+  double every_step_s = 0;              // a step with the same choices that synchronises every time
+  double cost = 0, cost_deviation = 0;  // share of a step's progress that local steps lose
+  double signal_share = 0;              // see SignalShare; 0: not known
+  // The policy allows local steps, and this rank cannot make them; -1: none.
+  int unable_rank = -1;
+  friend bool operator==(const LocalFacts&, const LocalFacts&) = default;
+};
+
 /// Why a decision came out as it did, in numbers; ReasonText puts it into words.
 struct DecisionFacts {
   DecisionRule rule = DecisionRule::kNone;
@@ -92,6 +104,7 @@ struct DecisionFacts {
   std::string binding_constraint;  // the bound that excluded a better candidate; empty: none
   RingFacts ring;
   ShardFacts shards;
+  LocalFacts local;
   friend bool operator==(const DecisionFacts&, const DecisionFacts&) = default;
 };
 

@@ -82,7 +82,7 @@ std::vector<double> GainDeviations(const CandidateSpace& space, const CostedPlan
   return deviations;
 }
 
-Scored ScoreOf(const Objective& objective, const Policy& policy, const ProgressCurve& progress,
+Scored ScoreOf(const Objective& objective, const Policy& policy, const WeighedCurve& progress,
                const CostedPlan& plan, const PlanEstimate& of) {
   Scored scored;
   CandidateEstimate estimate = EstimateOf(plan, of, progress);
@@ -90,7 +90,7 @@ Scored ScoreOf(const Objective& objective, const Policy& policy, const ProgressC
   CandidateEstimate less = estimate;
   const double loss = 0.02 * estimate.gain;
   less.gain -= loss;
-  less.progress = progress.At(less.gain);
+  less.progress = progress.At(less.gain, less.sync);
   if (loss > 0) scored.gain_slope = (scored.score - ScoreOf(objective, policy, less)) / loss;
   if (estimate.exposed_s <= 0) return scored;
   const double nudge = 0.05 * std::max(estimate.exposed_s, 1e-6);
@@ -133,13 +133,14 @@ double ModelDeviation(const CandidateSpace& space, const Side& x, const Side& y)
 }  // namespace
 
 CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate,
-                             const ProgressCurve& progress) {
+                             const WeighedCurve& progress) {
   CandidateEstimate view;
   view.step_s = estimate.times.step_s;
   view.exposed_s = estimate.times.exposed_s;
   view.communication_s = estimate.times.communication_s;
   view.gain = plan.gain;
-  view.progress = progress.At(plan.gain);
+  view.sync = plan.sync;
+  view.progress = progress.At(plan.gain, plan.sync);
   const bool uniform = !plan.choices.empty() &&
                        std::all_of(plan.choices.begin(), plan.choices.end(),
                                    [&](const ChoiceModel& c) { return c == plan.choices[0]; });
@@ -163,8 +164,8 @@ double ImprovementProbability(const CandidateSpace& space, const Objective& obje
       const PlanEstimate a = EvaluatePlan(space, challenger, network);
       const PlanEstimate b = EvaluatePlan(space, incumbent, network);
       for (const WeighedCurve& one : curves) {
-        const Scored x = ScoreOf(objective, policy, one.curve, challenger, a);
-        const Scored y = ScoreOf(objective, policy, one.curve, incumbent, b);
+        const Scored x = ScoreOf(objective, policy, one, challenger, a);
+        const Scored y = ScoreOf(objective, policy, one, incumbent, b);
         const double margin = y.score - x.score;
         const double deviation = ModelDeviation(space, {x, a, gains}, {y, b, other_gains});
         const double weight = alpha.weight * beta.weight * one.weight;

@@ -25,7 +25,7 @@ double StepDeviation(const CandidateSpace& space, const CostedPlan& plan);
 
 /// The objective's view of an evaluated plan.
 CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate,
-                             const ProgressCurve& progress);
+                             const WeighedCurve& progress);
 
 /// Seconds for which the running plan must stay after a switch: policy.dwell_min_s, doubled for
 /// each switch beyond policy.flaps_max within the flap window, at most the window.

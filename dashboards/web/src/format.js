@@ -88,6 +88,17 @@ export function choiceLabel(choice) {
       ratio > 0 && ratio < 1 ? ` ${significant(ratio)}` : ""} over ${choice.collective}`;
 }
 
+// A plan's Sync of the API, as weirctl writes it; "" where ranks synchronise in every step.
+export function syncText(sync) {
+  const every = number((sync || {}).every);
+  if (!(every > 1)) return "";
+  const overlap = number(sync.overlap_steps);
+  const outer = sync.outer === "OUTER_STEP_SGD_NESTEROV" ?
+      `, outer Nesterov ${significant(number(sync.outer_rate))}` :
+      "";
+  return `every ${every} steps${overlap > 0 ? `, ${overlap} of them overlapped` : ""}${outer}`;
+}
+
 // An Estimate of the API: what, how old, by what.
 export function estimate(value, format) {
   if (!value || !number(value.value)) return "-";

@@ -174,6 +174,7 @@ class FakeCluster {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
     rank_hello->set_epoch(mesh_epoch);
+    rank_hello->set_local_steps(local_steps && rank != every_step_rank);
     rank_hello->mutable_labels()->insert(labels.begin(), labels.end());
     rank_hello->set_frame_protection(frame_protection);
     rank_hello->set_unauthenticated_peers(rank == strange_rank ? 3 : 0);
@@ -198,26 +199,30 @@ class FakeCluster {
     ranks_[rank].agent->closed = true;
   }
 
-  /// Runs one optimiser step of every rank. Returns its duration in seconds.
+  /// Runs one step of every rank's session, with local steps so many of the optimiser. Returns its
+  /// duration in seconds.
   double Step() {
     ++step_;
     const uint64_t stamped = ranks_[0].armed;
     ranks_[0].armed = 0;
+    const uint32_t every = std::max(1u, active_.sync().every());
     std::vector<double> network_s;
     double end = 0;
     stalled_s_ = 0;
     for (int b = 0; b < kBuckets; ++b) {
-      const double ready = kBackwardS * b / (kBuckets - 1);
+      const double ready = every > 1 ? 0 : kBackwardS * b / (kBuckets - 1);
       const double free_s = NetworkSeconds(ChoiceOf(b));
       network_s.push_back(free_s * Stretch());
       stalled_s_ += network_s.back() - free_s;
       end = std::max(end, ready) + network_s.back() + CodecSeconds(ChoiceOf(b));
     }
-    const double exposed = std::max(0.0, end - kBackwardS);
+    const double hidden = every > 1 ? kComputeS * active_.sync().overlap_steps() : kBackwardS;
+    const double exposed = std::max(0.0, end - hidden);
     const bool lossy = ActiveCodec() != "identity";
     const bool extra = lossy && (extra_codec.empty() || ActiveCodec() == extra_codec);
-    const double step_s = kComputeS + exposed + (extra ? lossy_extra_s : 0);
-    clock_steps_ += progress ? progress(GainOf(ChoiceOf(kBuckets - 1))) : 1;
+    const double step_s = every * kComputeS + exposed + (extra ? lossy_extra_s : 0);
+    clock_steps_ +=
+        (progress ? progress(GainOf(ChoiceOf(kBuckets - 1))) : 1) * std::pow(every, 1 - sync_cost);
     damage_ += lossy ? lossy_damage : 0;
     clock_.Advance(FromSeconds(step_s));
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -303,7 +308,10 @@ class FakeCluster {
   std::string job_key;       // that ranks prove; empty: none
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
   std::map<std::string, std::string> labels = {};  // of the job
-  int strange_rank = -1;  // this rank reaches three peers without authentication
+  int strange_rank = -1;     // this rank reaches three peers without authentication
+  bool local_steps = false;  // ranks can make them
+  int every_step_rank = -1;  // but for this one
+  double sync_cost = 0;      // of progress, for each e-fold of them
   bool nack = false;
   int late_rank = -1;  // computes `late` times as long until its first bucket
   double late = 1;
@@ -472,6 +480,13 @@ class FakeCluster {
     report->set_compute_s((kComputeS - kBackwardS) * (rank == late_rank ? late : 1));
     report->set_backward_s(kBackwardS);
     report->set_exposed_s(exposed);
+    if (active_.sync().every() > 1) {
+      report->set_backward_s(0);
+      report->set_compute_s(step_s - exposed);
+      report->mutable_period()->set_steps(active_.sync().every());
+      report->mutable_period()->set_moved_square(2);
+      report->mutable_period()->set_mean_square(1.25);  // half of the movement is signal
+    }
     report->set_loss(3.0 / (1 + 0.01 * clock_steps_) + damage_);
     report->set_has_loss(true);
     const bool starved = rank == starved_rank;

@@ -7,13 +7,13 @@ import {ParetoChart} from "../charts/pareto.js";
 import {recolour} from "../charts/series.js";
 import {card, h, show, table, tile} from "../dom.js";
 import {decisionFailed, eventTable, isTrouble} from "../events.js";
-import {age, bitsPerSecond, bytes, choiceLabel, clock, number, percent, seconds, significant, withDeviation} from "../format.js";
+import {age, bitsPerSecond, bytes, clock, number, percent, seconds, significant, withDeviation} from "../format.js";
 import {JobHistory} from "../job_history.js";
 import {address} from "../router.js";
 import {savings} from "../savings.js";
 
 import {jobCharts} from "./job_charts.js";
-import {largestChoice, protection} from "./jobs.js";
+import {protection, running} from "./jobs.js";
 import {PinPanel} from "./pin.js";
 
 const rowsMax = 100;
@@ -149,7 +149,7 @@ export default class JobView {
     const found = savings(job);
     show(this.headline, h("b", {class: found.tone}, found.text),
         Number.isNaN(found.share) ? " · the first steps are being measured" : "", " · ",
-        h("span", {}, choiceLabel(largestChoice(job))));
+        h("span", {}, running(job)));
     this.headline.setAttribute(
         "title", "Dense is predicted from measurements, the rest is measured");
     const switched = this.history.switches().at(-1) || decision;
@@ -183,15 +183,22 @@ export default class JobView {
     const dense = number((explanation.decision || {}).dense_step_s);
     const bandwidth = explanation.bandwidth_bytes_per_s || {};
     const latency = explanation.latency_s || {};
+    const progress = job.progress || {};
     const present = (job.ranks || []).filter((rank) => rank.connected).length;
     const believed = (estimate, format) =>
         withDeviation(format(number(estimate.value)), number(estimate.value), number(estimate.deviation));
     show(
         this.tiles,
-        tile("running now", choiceLabel(largestChoice(job)),
+        tile("running now", running(job),
             job.pinned ? `pinned: ${job.pinned}` : `policy ${job.policy}`, true),
         tile("step time", seconds(number(job.step_s)),
             dense ? `dense would take ${seconds(dense)}` : ""),
+        progress.sync_cost_deviation ?
+            tile("local steps cost", `${significant(number(progress.sync_cost))} per e-fold`,
+                progress.signal_share ?
+                    `${percent(number(progress.signal_share))} of the ranks' mean movement is signal` :
+                    "as the policy says, until losses say more") :
+            null,
         tile("keeps of the gradient", percent(number(job.gain)), "share of its energy that is sent"),
         tile("bandwidth believed", believed(bandwidth, bitsPerSecond),
             bandwidth.method ? `${bandwidth.method} ${age(number(bandwidth.age_s))}` : ""),

@@ -2,7 +2,7 @@
 // All jobs: what is saved in all, and a line each, the worst first.
 
 import {card, h, show, table, tile} from "../dom.js";
-import {choiceLabel, number, percent, seconds} from "../format.js";
+import {choiceLabel, number, percent, seconds, syncText} from "../format.js";
 import {address} from "../router.js";
 import {savings, savingsOfAll, worstFirst} from "../savings.js";
 
@@ -16,6 +16,10 @@ export function largestChoice(job) {
   }
   return plan.fallback;
 }
+
+// The plan in a line: that choice, and how often ranks synchronise.
+export const running = (job) =>
+    [choiceLabel(largestChoice(job)), syncText((job.active_plan || {}).sync)].filter(Boolean).join(", ");
 
 // {word, detail}: how the frames between the job's ranks are protected, and by which key.
 export function protection(job) {
@@ -45,7 +49,7 @@ const passes = {
 export const matching = (jobs, words, filter) => {
   const wanted = words.trim().toLowerCase();
   return worstFirst(jobs).filter((job) => passes[filter](job) &&
-      [job.name, job.policy, job.state, choiceLabel(largestChoice(job))].some(
+      [job.name, job.policy, job.state, running(job)].some(
           (text) => (text || "").toLowerCase().includes(wanted)));
 };
 
@@ -94,7 +98,7 @@ export default class JobsView {
       { name: "against dense", of: (job) => h("span", { class: savings(job).tone }, savings(job).text) },
       { name: "step time", number: true, of: (job) => (number(job.step_s) ? seconds(number(job.step_s)) : "-") },
       { name: "keeps", number: true, of: (job) => percent(number(job.gain)) },
-      { name: "runs", of: (job) => choiceLabel(largestChoice(job)) },
+      { name: "runs", of: running },
       { name: "step", number: true, of: (job) => String(number(job.step)) },
       { name: "policy", of: (job) => (job.pinned ? `pinned: ${job.pinned}` : job.policy || "") },
     ], shown));

@@ -47,6 +47,16 @@ const fields = [
     max: 1e7
   },
   {
+    name: "sync_every_max",
+    label: "Steps between synchronisations, at most (0: as the policy says)",
+    unit: "",
+    factor: 1,
+    value: 0,
+    min: 0,
+    max: 65536,
+    whole: true
+  },
+  {
     name: "buckets",
     label: "Buckets",
     unit: "",
@@ -125,6 +135,7 @@ export default class WhatIfView {
 
   fill(values) {
     for (const {name, factor, whole} of fields) {
+      if (values[name] === undefined) continue;
       if (!(values[name] > 0) && !whole && name === "bandwidth_bytes_per_s") continue;
       this.inputs.get(name).value =
           String(Number((values[name] / factor).toPrecision(whole ? 12 : 6)));
