@@ -43,14 +43,11 @@ class StandbyTest(unittest.TestCase):
         return self.controls.ask(controller, path, body, method)
 
     def weirctl(self, *arguments):
-        """(exit code, output) of weirctl, which is told of both controllers."""
-        ports = getattr(self.cluster, "grpc_ports", None)
-        if ports is None:
-            address = self.cluster.network.control_address
-            ports = [self.cluster.port_of(address, port) for port in GRPC_PORTS]
-            self.cluster.grpc_ports = ports
+        """(exit code, output) of weirctl, which is told of both controllers, on their host."""
+        host = self.cluster.network.control_address
+        both = ",".join(f"{host}:{port}" for port in GRPC_PORTS)
         done = subprocess.run(
-            [WEIRCTL, "--controller", ",".join(f"127.0.0.1:{port}" for port in ports), *arguments],
+            ["ip", "netns", "exec", self.cluster.network.control, WEIRCTL, "--controller", both, *arguments],
             timeout=30, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
