@@ -223,43 +223,6 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
   if (assembled.plan_version == plan_version) WatchPlanGain();
 }
 
-// A period counts as the steps that it is worth: in the curve of progress by gain as many as local
-// steps are believed to keep, and in that by the cost of local steps as many as the gain keeps.
-void JobModel::State::LearnProgress(const AssembledStep& assembled, double kept) {
-  const PeriodObservation& period = assembled.period;
-  const auto add = [&](ProgressModel* model, double gain, double worth) {
-    const int steps = std::max(1, static_cast<int>(std::lround(period.steps * worth)));
-    for (int i = 1; i < steps; ++i) model->Add(gain, std::nullopt);
-    model->Add(gain, assembled.loss);
-  };
-  const bool planned = assembled.plan_version == plan_version && sync.every >= period.steps;
-  SyncModel ran = planned ? sync : SyncModel{.every = period.steps};
-  if (!period.local()) ran = {};
-  add(&progress, kept, SyncProgress(ran, sync_cost));
-  if (Local().possible) add(&sync_progress, SyncGain(ran.every), period.local() ? kept : 1);
-  if (!period.local() || !(period.moved_square > 0)) return;
-  // The part that a codec leaves for later is missing here, and not for lack of agreement.
-  const double mean = period.mean_square / std::max(kept, kGainNoticeable);
-  signal_share.Add(SignalShare(period.moved_square, mean, world));
-  consensus_share.Add(std::clamp(1 - mean / period.moved_square, 0.0, 1.0));
-}
-
-LocalSteps JobModel::State::Local() const {
-  LocalSteps local;
-  local.possible = static_cast<int>(local_steps.size()) == world;
-  for (const auto& [rank, possible] : local_steps) {
-    if (possible) continue;
-    local.possible = false;
-    if (local.unable_rank < 0) local.unable_rank = rank;
-  }
-  local.sync = sync;
-  local.progress = sync_progress.LogLikelihood();
-  const auto rounded = [](double share) { return std::round(share * 1e4) / 1e4; };
-  local.signal_share = rounded(signal_share.value_or(0));
-  local.consensus_share = rounded(consensus_share.value_or(0));
-  return local;
-}
-
 Status JobModel::State::Missing() const {
   if (buckets.empty()) return FailedPrecondition("no bucket is known yet");
   if (static_cast<int>(offers.size()) < world) {
@@ -421,8 +384,6 @@ void JobModel::SetLocalSteps(int rank, bool possible) {
   if (rank >= 0 && rank < state_->world) state_->local_steps[rank] = possible;
 }
 
-void JobModel::SetSyncCost(double cost) { state_->sync_cost = cost; }
-
 StepObservation StepObservation::OfOneStep() const {
   StepObservation one;
   one.rank = rank;
@@ -582,8 +543,6 @@ uint64_t JobModel::step() const { return state_->step; }
 double JobModel::gain() const { return state_->gain.value_or(1); }
 std::optional<double> JobModel::loss() const { return state_->loss; }
 const ProgressModel& JobModel::progress() const { return state_->progress; }
-const ProgressModel& JobModel::sync_progress() const { return state_->sync_progress; }
-LocalSteps JobModel::local_steps() const { return state_->Local(); }
 
 std::string JobModel::SaveProgress() const {
   const std::string learnt = state_->progress.Save();
