@@ -254,7 +254,6 @@ void Agent::Handle(ControllerUp& event) {
   generation_ = event.generation;
   welcomed_ = false;
   Apply(subscription_.OnControllerConnected());
-  welcomed_ = false;
   next_heartbeat_ = clock_.Now() + heartbeat_interval_;
 }
 
@@ -280,7 +279,6 @@ void Agent::Handle(ControllerSaid& event) {
       const v1::Welcome& welcome = event.message.welcome();
       heartbeat_interval_ = FromSeconds(
           Bounded(welcome.heartbeat_interval_s(), ToSeconds(kHeartbeatDefault), 0.1, 300));
-      welcomed_ = true;
       next_heartbeat_ = clock_.Now();
       if (welcomed_) break;
       welcomed_ = true;

@@ -163,7 +163,6 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   uint64_t generation_ = 0;                 // of the connection to the controller; 0: none
   bool welcomed_ = false;                   // by that controller: it is one that leads
   uint64_t controller_connections_ = 0;
-  bool welcomed_ = false;  // on this connection
   Duration heartbeat_interval_;
   TimePoint next_heartbeat_{};
   TimePoint next_metrics_{};

@@ -20,8 +20,9 @@ constexpr double kDegreesMin = 4, kDegreesMax = 200;
 constexpr uint64_t kWarmUpLosses = 10;  // that say nothing about p
 constexpr double kOutlier = 16;         // squared deviations
 constexpr int kOutliersMax = 5;         // in a row; then the level has changed
-constexpr double kShared = 0.04;        // of a filter's likelihood with the other drifts, each time
-constexpr uint64_t kShareEvery = 4;     // losses
+constexpr double kSharedByDrifts =
+    0.04;                            // of a filter's likelihood with the other drifts, each time
+constexpr uint64_t kShareEvery = 4;  // losses
 constexpr double kMemory = 1 - 1.0 / 5000;
 constexpr double kGainMin = 1e-3, kGainNoticeable = 0.01;
 constexpr double kSmoothing = 0.05;
@@ -200,7 +201,7 @@ void ProgressModel::ShareLikelihood() {
     most = std::max(most, total);
     for (int d = 0; d < kDrifts; ++d) {
       double& own = filters_[d * kExponents + i].log_likelihood;
-      own = total + DetLog((1 - kShared) * DetExp(own - total) + kShared / kDrifts);
+      own = total + DetLog((1 - kSharedByDrifts) * DetExp(own - total) + kSharedByDrifts / kDrifts);
     }
   }
   for (Filter& filter : filters_) filter.log_likelihood -= most;
