@@ -218,7 +218,9 @@ TEST_F(DeviceJobTest, LinksBetweenDevicesAreLearnt) {
     job_.model().OnStep(report);
   }
   EXPECT_NEAR(job_.model().MakeSnapshot("periodic")->memory.device_s_per_byte, 1e-11, 1e-13);
-  NodeLayout layout = LayoutOf({.device_s_per_byte = 1e-11});
+  SharedMemory memory;
+  memory.device_s_per_byte = 1e-11;
+  NodeLayout layout = LayoutOf(memory);
   EXPECT_EQ(BetweenDevices(layout).s_per_byte, 1e-11);
   EXPECT_EQ(BetweenDevices(layout).latency_s, kDeviceLatencyS);
 }

@@ -69,7 +69,7 @@ TEST(HeldTest, ThePlanBeforeABrokenPromiseComesBackWhateverIsPredicted) {
   Snapshot snapshot = OnSlowLinks();
   const PlanModel best = DecideOn(snapshot).chosen.choices;
   snapshot.incumbent = best;
-  snapshot.former = {{PlanModel(2, kHalved), {}, {}}};
+  snapshot.former = {{PlanModel(2, kHalved), {}, {}, {}}};
   snapshot.held = {{.to = best[0], .failures = 3, .held_s = 240}};
   const Decision back = DecideOn(snapshot);
   EXPECT_TRUE(back.switched);
@@ -84,7 +84,7 @@ TEST(HeldTest, ThePlanBeforeABrokenPromiseComesBackWhateverIsPredicted) {
   EXPECT_TRUE(DecideOn(snapshot).chosen.dense) << "nothing ran before";
   Policy policy;
   policy.codecs = {"top_k", "identity"};
-  snapshot.former = {{PlanModel(2, kHalved), {}, {}}};
+  snapshot.former = {{PlanModel(2, kHalved), {}, {}, {}}};
   EXPECT_TRUE(Decide(snapshot, policy)->chosen.dense) << "what ran before is not allowed any more";
   snapshot.former[0].choices.pop_back();
   EXPECT_EQ(Decide(snapshot, {}).status().code(), StatusCode::kInvalidArgument);

@@ -133,7 +133,8 @@ TEST(LocalStepsTest, LossesThatMindThemShortenThePeriod) {
 
 TEST(LocalStepsTest, ARankThatCannotMakeThemIsNamed) {
   Snapshot snapshot = SlowLink(20 * kLocalMegabit);
-  snapshot.local = {.possible = false, .unable_rank = 2};
+  snapshot.local.possible = false;
+  snapshot.local.unable_rank = 2;
   const Decision decision = DecideLocally(snapshot, Allowing(500));
   EXPECT_FALSE(decision.chosen.sync.local());
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr("rank 2 was attached without an optimizer"));
@@ -173,8 +174,8 @@ TEST(LocalStepsTest, ASnapshotWithThemReplaysToTheSameDecision) {
   snapshot.local.sync = first.chosen.sync;
   snapshot.local.signal_share = 0.4;
   snapshot.local.consensus_share = 0.3;
-  snapshot.held = {{.every = 8}};
-  snapshot.former = {{.choices = first.chosen.choices, .sync = first.chosen.sync}};
+  snapshot.held.emplace_back().every = 8;
+  snapshot.former = {{first.chosen.choices, {}, {}, first.chosen.sync}};
   const auto read = ParseSnapshot(SerializeSnapshot(snapshot));
   ASSERT_TRUE(read.ok()) << ToString(read.status());
   EXPECT_EQ(*read, snapshot);
