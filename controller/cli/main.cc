@@ -24,6 +24,7 @@
 #include "controller/cli/resources.h"
 #include "controller/cli/simulate.h"
 #include "controller/cli/top.h"
+#include "controller/model/sync_model.h"
 #include "deploy/program/hidden_command.h"
 
 namespace weir::cli {
