@@ -43,9 +43,9 @@ StatusOr<Sync> ReadSync(const nlohmann::json& value, std::string path, bool reje
   WEIR_RETURN_IF_ERROR(reader.Double("residual_decay", &sync.residual_decay));
   std::string transform = kNoTransformName;
   WEIR_RETURN_IF_ERROR(reader.String("transform", kOuterNameBytesMax, &transform));
-  if (sync.every < 1 || sync.every > kSyncEveryMax) {
-    return InvalidArgument(
-        StrCat(reader.PathOf("every"), ": expected 1..", kSyncEveryMax, ", found ", sync.every));
+  if (sync.every < 1 || sync.every > kPlanSyncEveryMax) {
+    return InvalidArgument(StrCat(reader.PathOf("every"), ": expected 1..", kPlanSyncEveryMax,
+                                  ", found ", sync.every));
   }
   const auto found = std::find_if(std::begin(kOuterSteps), std::end(kOuterSteps),
                                   [&](const auto& each) { return outer == each.second; });

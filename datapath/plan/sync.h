@@ -13,7 +13,7 @@
 
 namespace weir {
 
-inline constexpr uint32_t kSyncEveryMax = 1u << 16;
+inline constexpr uint32_t kPlanSyncEveryMax = 1u << 16;
 inline constexpr uint32_t kSyncFragmentsMax = 1024;
 
 /// How a synchronisation uses D, the mean over ranks of (parameters at the last one - parameters

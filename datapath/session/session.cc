@@ -293,7 +293,7 @@ Status Session::Open() {
   if (table.has_value()) Tell(std::move(*table));
   operations_.clear();
   submitted_keys_.clear();
-  times_ = StepTimes{};
+  times_ = SessionStepTimes{};
   times_.begin = now;
   report_ = StepReport{};
   report_.step = step;
@@ -503,8 +503,9 @@ void Session::TellSkipped() {
 
 Status Session::ReportPeriod(const LocalPeriod& period) {
   if (!step_open_) return FailedPrecondition("no step is open");
-  if (period.steps < 1 || period.steps > kSyncEveryMax || period.overlap_steps >= period.steps) {
-    return InvalidArgument(StrCat("steps: expected 1 to ", kSyncEveryMax,
+  if (period.steps < 1 || period.steps > kPlanSyncEveryMax ||
+      period.overlap_steps >= period.steps) {
+    return InvalidArgument(StrCat("steps: expected 1 to ", kPlanSyncEveryMax,
                                   " and less of them overlapped, found ", period.steps, " and ",
                                   period.overlap_steps));
   }

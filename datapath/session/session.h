@@ -385,7 +385,7 @@ class Session : public AgentHandler {
   std::vector<uint64_t> submitted_keys_;
   bool buckets_changed_ = false;
   RestoredStates restored_;  // of buckets that are not defined yet
-  StepTimes times_;
+  SessionStepTimes times_;
   StepReport report_;
   bool report_pending_ = false;
   std::optional<uint64_t> parameters_hash_;      // of the open step

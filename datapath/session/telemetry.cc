@@ -18,7 +18,7 @@ double ResidualRatio(const Operation& op) {
 
 }  // namespace
 
-BucketSample SampleOf(const Operation& op, const StepTimes& times) {
+BucketSample SampleOf(const Operation& op, const SessionStepTimes& times) {
   const ExchangeOutcome& outcome = op.outcome;
   BucketSample sample;
   sample.bucket = op.bucket->key;
@@ -46,7 +46,7 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times) {
   return sample;
 }
 
-void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
+void FillReport(const std::deque<Operation>& operations, const SessionStepTimes& times,
                 StepReport* report) {
   report->buckets.clear();
   report->gains.clear();

@@ -24,15 +24,15 @@ inline Duration PathReportInterval(int world) {
   return std::max(kLeast, kPerPath * (world - 1));
 }
 
-struct StepTimes {
+struct SessionStepTimes {
   TimePoint begin{}, first_submit{}, last_submit{}, last_delivery{};
 };
 
 /// One bucket's line of the report. `op` is done.
-BucketSample SampleOf(const Operation& op, const StepTimes& times);
+BucketSample SampleOf(const Operation& op, const SessionStepTimes& times);
 
 /// Fills everything but step_s, skipped and the loss from the operations of a step that is over.
-void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
+void FillReport(const std::deque<Operation>& operations, const SessionStepTimes& times,
                 StepReport* report);
 
 /// Returns at most kArrivalsMax of the peers' samples, others in each step.

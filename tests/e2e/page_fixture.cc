@@ -59,7 +59,8 @@ class Fixture {
     v1::ApplyPolicyResponse applied;
     WEIR_RETURN_IF_ERROR(plane_->admin.ApplyPolicy(policy, &applied));
     audit_ = std::make_unique<AuditTrail>(*store_);
-    calls_ = std::make_unique<AdminCalls>(executor_, served_, *audit_, *authenticator_);
+    backups_ = std::make_unique<Backups>(*store_, "/nonexistent/backup");
+    calls_ = std::make_unique<AdminCalls>(executor_, served_, *audit_, *authenticator_, *backups_);
     executor_.Start([] {});
     WEIR_ASSIGN_OR_RETURN(
         rest_, RestServer::Start(options, executor_, served_, *calls_, events_, *authenticator_));
@@ -204,6 +205,7 @@ class Fixture {
   ShownClock clock_;
   EventHub events_;
   std::unique_ptr<AuditTrail> audit_;
+  std::unique_ptr<Backups> backups_;
   std::unique_ptr<AdminCalls> calls_;
   std::unique_ptr<Authenticator> authenticator_ = std::make_unique<Authenticator>();
   std::unique_ptr<Store> store_;
