@@ -123,7 +123,7 @@ Status Delete(Client& client, const DeleteRequest& request, Output output) {
 
 Status Validate(const std::string& file) {
   WEIR_ASSIGN_OR_RETURN(const std::string source, ReadFile(file));
-  const PolicyNames names = NamesOf(BuiltinCapabilities());
+  const PolicyNames names = NamesOf(BuiltinDeviceCapabilities());
   WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, file, &names));
   std::printf("%s: valid policy '%s', objective %s\n", file.c_str(), policy.name.c_str(),
               policy.objective.c_str());
@@ -133,7 +133,7 @@ Status Validate(const std::string& file) {
 std::string PolicySchemaText() {
   std::set<std::string> objectives;
   for (const Objective* objective : Objectives().All()) objectives.insert(objective->Traits().name);
-  return PolicySchema(NamesOf(BuiltinCapabilities()), objectives) + "\n";
+  return PolicySchema(NamesOf(BuiltinDeviceCapabilities()), objectives) + "\n";
 }
 
 }  // namespace weir::cli

@@ -74,7 +74,7 @@ StatusOr<double> ParseCount(const std::string& text) {
 }
 
 std::vector<std::string> BuiltinNames(const std::string& kind) {
-  const PolicyNames names = NamesOf(BuiltinCapabilities());
+  const PolicyNames names = NamesOf(BuiltinDeviceCapabilities());
   if (kind == "codec") {
     std::vector<std::string> codecs(names.codecs.begin(), names.codecs.end());
     std::erase(codecs, "identity");  // dense, for people
@@ -90,7 +90,7 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
   if (!policy_file.empty()) {
     WEIR_ASSIGN_OR_RETURN(*complete.mutable_policy_source(), ReadFile(policy_file));
     // Parsed here too, so that an error names the file.
-    const PolicyNames names = NamesOf(BuiltinCapabilities());
+    const PolicyNames names = NamesOf(BuiltinDeviceCapabilities());
     WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file, &names).status());
   }
   WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response,

@@ -227,7 +227,9 @@ Status CheckLists(const Policy& policy, const v1::Capabilities& declared) {
   request.set_bandwidth_bytes_per_s(1e8);
   request.set_aggregator_bytes_per_s(1e9);
   Status first = OkStatus();
-  for (const v1::Capabilities* offered : {&BuiltinCapabilities(), &declared}) {
+  request.set_framework_sums(true);
+  for (const v1::Capabilities* offered :
+       {&BuiltinCapabilities(), &BuiltinDeviceCapabilities(), &declared}) {
     for (const uint32_t together : {1u, 2u}) {  // some collectives need ranks that share a node
       request.set_ranks_per_node(together);
       WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, MakeSimulatedSnapshot(request, *offered));

@@ -26,6 +26,7 @@ void JobModel::State::LearnProgress(const AssembledStep& assembled, double kept)
   const bool planned = assembled.plan_version == plan_version && sync.every >= period.steps;
   SyncModel ran = planned ? sync : SyncModel{.every = period.steps};
   if (!period.local()) ran = {};
+  made_local_steps = made_local_steps || period.local();
   add(&progress, kept, SyncProgress(ran, sync_cost));
   if (Local().possible) add(&sync_progress, SyncGain(ran.every), period.local() ? kept : 1);
   if (!period.local() || !(period.moved_square > 0)) return;
@@ -44,7 +45,7 @@ LocalSteps JobModel::State::Local() const {
     if (local.unable_rank < 0) local.unable_rank = rank;
   }
   local.sync = sync;
-  local.progress = sync_progress.LogLikelihood();
+  if (made_local_steps) local.progress = sync_progress.LogLikelihood();
   const auto rounded = [](double share) { return std::round(share * 1e4) / 1e4; };
   local.signal_share = rounded(signal_share.value_or(0));
   local.consensus_share = rounded(consensus_share.value_or(0));

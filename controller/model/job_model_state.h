@@ -80,6 +80,7 @@ struct JobModel::State {
   ProgressModel progress;
   std::map<int, bool> local_steps;  // whether ranks can make them
   ProgressModel sync_progress;
+  bool made_local_steps = false;
   double sync_cost = 0;
   Smoothed signal_share{0.2}, consensus_share{0.2};  // of the ranks' movement
   ChangeDetector gain_detector;

@@ -8,7 +8,7 @@ namespace weir {
 namespace {
 
 FleetOptions WithBuiltinNames(FleetOptions options) {
-  options.names = NamesOf(BuiltinCapabilities());
+  options.names = NamesOf(BuiltinDeviceCapabilities());
   return options;
 }
 

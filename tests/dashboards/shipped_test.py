@@ -49,7 +49,7 @@ class RulesTest(unittest.TestCase):
             annotations = rule["annotations"]
             self.assertEqual(annotations["runbook_url"], f"dashboards/runbooks/{name}.md")
             self.assertTrue(annotations["summary"] and annotations["description"], name)
-            self.assertIn(rule["labels"]["severity"], ("warning", "critical"))
+            self.assertIn(rule["labels"]["severity"], ("info", "warning", "critical"))
             page = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")
             self.assertTrue(page.startswith(f"# {name}\n"), name)
             for part in ("**Means.**", "**Look.**", "**Do.**"):

@@ -26,7 +26,7 @@ Credentials CredentialsOf(grpc::ServerContextBase* context, const LocalCallers& 
   }
   const auto shown = context->auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
   if (shown.empty()) {
-    if (credentials.authorization.empty()) credentials.local = local.Of(context->peer());
+    credentials.local = local.Of(context->peer());
     return credentials;
   }
   credentials.has_certificate = true;

@@ -56,6 +56,11 @@ class Sync(NamedTuple):
                    found.get("residual_decay", 1.0), found.get("transform", ""))
 
     @property
+    def mixes(self) -> bool:
+        """Whether ranks keep a share of their own parameters at a synchronisation."""
+        return self.overlap > 0 and self.mix > 0
+
+    @property
     def local(self) -> bool:
         """Whether ranks keep their gradients, and sum movements instead."""
         return self.every > 1 or self.outer == SIGN
@@ -210,7 +215,7 @@ class LocalSteps:
         if self._flight is None and (now or self.steps >= max(1, period - self.sync.overlap)):
             self._depart(fragments[self._fragment % len(fragments)], session)
         if self._flight is not None and (now or self.steps >= period):
-            self.settle(session)
+            self.settle(session, now)
             self.steps = 0
 
     def left(self) -> int:
@@ -218,10 +223,13 @@ class LocalSteps:
         if not self.active or not self._buckets:
             return 0
         fragments = len(self.fragments())
-        return fragments if fragments > 1 or self.steps > 0 else 0
+        differ = fragments > 1 or self.steps > 0 or self.sync.mixes
+        return fragments if differ else 0
 
-    def settle(self, session: Any) -> None:
-        """Ends the synchronisation that is on its way, if any, whether it is due or not."""
+    def settle(self, session: Any, equal: bool = False) -> None:
+        """Ends the synchronisation that is on its way, if any, whether it is due or not.
+
+        equal: ranks take the common parameters as they are, without a share of their own."""
         if self._flight is None:
             return
         flight, self._flight = self._flight, None
@@ -253,7 +261,7 @@ class LocalSteps:
             sizes = [self._anchor[name].numel() for name in names]
             for name, moved in zip(names, flat.split(sizes)):
                 self._outer_step(name, moved.view_as(self._anchor[name]))
-                self._take([name], self.sync.mix if self.sync.overlap else 0.0)
+                self._take([name], self.sync.mix if self.sync.mixes and not equal else 0.0)
 
     def _depart(self, buckets, session):
         flats = [torch.cat([(self._anchor[name] - self._named[name].detach()).flatten()

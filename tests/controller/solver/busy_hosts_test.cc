@@ -27,6 +27,7 @@ Beliefs AfterBusySteps(bool cores, bool arrivals, double busy, int steps) {
   options.arrivals = arrivals;
   options.cores = cores;
   options.busy_stretch = 3;
+  options.busy_codecs = true;
   test::SimulatedJob job(options, clock);
   const ChoiceModel sparse = {"top_k", "sparse_all_gather", 0.05, 0};
   job.SetPlan(1, PlanModel(job.plan().size(), sparse));
@@ -87,6 +88,7 @@ TEST(BusyHostsTest, ALinkThatFailsWhileHostsAreBusyIsNoticed) {
     test::SimulatedJob::Options options;
     options.arrivals = arrivals;
     options.cores = true;
+    options.busy_codecs = true;
     test::SimulatedJob job(options, clock);
     const ChoiceModel sparse = {"top_k", "sparse_all_gather", 0.05, 0};
     job.SetPlan(1, PlanModel(job.plan().size(), sparse));

@@ -37,8 +37,9 @@ class SimulatedJob {
     double slow_compute = 1;
     bool arrivals = false;  // ranks stamp the payloads that come from the rank before
     // Share of steps in which other work takes a host's cores: it computes up to half longer,
-    // collectives wait for it, codecs take longer, and what it sends and receives looks slow.
+    // collectives wait for it, and what it sends and receives looks slow.
     double busy = 0, busy_stretch = 1.5;
+    bool busy_codecs = false;  // its codecs take longer, too
     bool cores = false;  // agents report that waiting
     uint64_t seed = 1;
   };
@@ -189,7 +190,7 @@ class SimulatedJob {
     const double stretch = waits ? 1 + options_.busy_stretch * random_.Uniform() : 1;
     const double network_s = stretch * free_s;
     stalled_s_ += network_s - free_s;
-    const double encode_s = cost.EncodeSeconds(network.latency_s) * stretch;
+    const double encode_s = cost.EncodeSeconds(network.latency_s) * (options_.busy_codecs ? stretch : 1);
     busy_ += network_s;
     std::vector<double> enter(options_.world);
     double last_enter = 0, last_other = 0;

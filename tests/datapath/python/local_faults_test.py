@@ -28,7 +28,7 @@ def attached(rank, store, options, first):
     """The model of this rank and its state: of the first three, or of a replacement that waits to be needed.
 
     first: the number of ranks that begin."""
-    groups = [dist.new_group(list(range(first)))] + [dist.new_group([r]) for r in range(first, 2 * first - 1)]
+    groups = [dist.new_group(list(range(first)))] + [dist.new_group([r]) for r in range(first, dist.get_world_size())]
     net = DistributedDataParallel(model(), process_group=groups[max(0, rank - first + 1)])
     optimizer = optimizer_of(net, "sgd")
     options = {**options, "optimizer": optimizer}
