@@ -40,7 +40,7 @@ class SimulatedJob {
     // collectives wait for it, and what it sends and receives looks slow.
     double busy = 0, busy_stretch = 1.5;
     bool busy_codecs = false;  // its codecs take longer, too
-    bool cores = false;  // agents report that waiting
+    bool cores = false;        // agents report that waiting
     uint64_t seed = 1;
   };
 
@@ -190,7 +190,8 @@ class SimulatedJob {
     const double stretch = waits ? 1 + options_.busy_stretch * random_.Uniform() : 1;
     const double network_s = stretch * free_s;
     stalled_s_ += network_s - free_s;
-    const double encode_s = cost.EncodeSeconds(network.latency_s) * (options_.busy_codecs ? stretch : 1);
+    const double encode_s =
+        cost.EncodeSeconds(network.latency_s) * (options_.busy_codecs ? stretch : 1);
     busy_ += network_s;
     std::vector<double> enter(options_.world);
     double last_enter = 0, last_other = 0;
