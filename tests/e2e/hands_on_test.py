@@ -83,7 +83,7 @@ class RunnerTest(unittest.TestCase):
 
     def test_nothing_outlives_a_page(self):
         mark = self.directory / "beat"
-        self.run_one(page(("sh", f"setsid bash -c 'while touch {mark}; do sleep 0.02; done' &\nsleep 0.2"),))
+        self.run_one(page(("sh", f"setsid bash -c 'while touch {mark}; do sleep 0.02; done' &\nuntil test -e {mark}; do sleep 0.02; done"),))
         self.assertTrue(mark.exists())
         mark.unlink()
         time.sleep(0.2)
