@@ -217,6 +217,8 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
     retry_at_ = now + FromSeconds(job_.options.check_interval_s);
     return;
   }
+  // The record has what the decision could depend on, and most policies allow no local steps.
+  if (policy->policy.sync_every_max <= 1 && !snapshot->local.sync.local()) snapshot->local = {};
   if (InDenseCheck()) ShowInterrupted(&*snapshot);
   job_.slots.Describe(dense_only_until_.has_value() && !pin_.has_value(), &*snapshot,
                       [&](const std::string& collective, double bytes_per_s) {

@@ -487,8 +487,9 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   snapshot.speedup = s.in_use.speedup;
   snapshot.local = s.Local();
   if (!s.plan.empty()) {
-    snapshot.seconds_since_switch = std::max(0.0, now_s - s.plan_since_s);
-    snapshot.measured_step_s = s.step_s.Get().value;
+    const double since_s = std::max(0.0, now_s - s.plan_since_s);
+    snapshot.seconds_since_switch = std::round(since_s * 1e3) / 1e3;  // records stay small
+    snapshot.measured_step_s = std::round(s.step_s.Get().value * 1e7) / 1e7;
   }
   snapshot.recent_switches =
       static_cast<int>(std::count_if(s.switches_s.begin(), s.switches_s.end(),
