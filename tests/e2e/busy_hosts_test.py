@@ -27,7 +27,7 @@ class BusyHostsTest(unittest.TestCase):
         os.sched_setaffinity(0, {max(cores)})
         cls.cluster = cls.enterClassContext(Cluster("busy-hosts"))
         cls.cluster.network.shape(RATE_MBPS, DELAY_MS)
-        cls.cluster.start_ranks(OMP_NUM_THREADS=1)
+        cls.cluster.start_ranks(OMP_NUM_THREADS="1")
 
     def believed(self):
         """Bandwidth in Mb/s and the text of the controller's explanation."""

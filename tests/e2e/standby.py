@@ -99,7 +99,8 @@ class StandbyControls(Controls):
             address = self._network.address(i)
             self._start("weir-agent", self._network.host(i), [
                 "--node", f"h{i}", "--address", address, "--controller", both,
-                "--socket", self.socket(i), "--insecure", "--probe-port", 7446], f"-h{i}")
+                "--socket", self.socket(i), "--insecure", "--probe-port", 7446,
+                "--unprotected", "probes"], f"-h{i}")
         wait_until(self._agents_connected, "the agents to connect")
 
     def start_controller(self, i):
