@@ -203,7 +203,7 @@ ControllerStream::Ended ControllerStream::RunOnce(const std::stop_token& stop) {
     generation_ = 0;
     overflowed = overflowed_;
     ready_.NotifyAll();
-    // Where reading has ended, so has the call, and writes fail; a cancellation could only replace
+    // The call has ended once reading has ended, and writes fail; a cancellation could only replace
     // what the controller said at the end.
     if (!stale.ok()) call->context.TryCancel();
   }

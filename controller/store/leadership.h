@@ -12,7 +12,7 @@
 
 namespace weir {
 
-/// Where others reach a controller.
+/// The addresses by which others reach a controller.
 struct ControllerAddress {
   std::string grpc;  // host:port, for agents and weirctl
   std::string http;  // http(s)://host:port

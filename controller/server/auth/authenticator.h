@@ -21,7 +21,7 @@
 
 namespace weir {
 
-/// Where a request comes from.
+/// The origin of a request.
 struct Origin {
   std::string peer = {};        // address without port; "unix" for a socket
   std::string request_id = {};  // access_log.h

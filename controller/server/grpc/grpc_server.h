@@ -37,7 +37,7 @@ inline constexpr Duration kGrpcKeepaliveTimeout = std::chrono::seconds(10);
 /// Clients may ping this often, with or without open calls. A client that pings more often three
 /// times gets "too many pings" and is disconnected. Agents ping every 30 s.
 inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
-/// Where several controllers share a store: agents of several controllers ping every 1.5 s, so that
+/// The same if several controllers share a store: their agents ping every 1.5 s, so that
 /// they leave a leader that has stopped.
 inline constexpr Duration kGrpcPingIntervalMinShared = std::chrono::seconds(1);
 

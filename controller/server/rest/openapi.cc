@@ -153,7 +153,7 @@ Json Parameters(const Route& route, const Descriptor* request, Messages* used) {
   return parameters;
 }
 
-// Who may call: by a token or a session, or nobody known where the listener grants as much.
+// The ways to identify a caller: a token or a session, or none if the listener trusts everyone.
 Json Security(const Route& route, const OpenApiOptions& options) {
   Json ways = Json::array({{{"bearer", Json::array()}}});
   Json session = {{"session", Json::array()}};

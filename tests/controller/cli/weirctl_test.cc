@@ -437,7 +437,7 @@ TEST_F(WeirctlTest, SimulateAnswersForGradientsOnGpus) {
   const nlohmann::json gpu = simulate(own, "1Gb/s", {"--gpu-copy", "20GB/s"});
   EXPECT_EQ(chosen(gpu, "codec"), "top_k") << gpu.dump(1);
   EXPECT_THAT(reason(gpu), HasSubstr("encoded on the GPU"));
-  // Where nothing need be saved, the job's own process group sums, and nothing is copied.
+  // A fast network needs no compression: the job's own process group sums, and nothing is copied.
   const nlohmann::json fast = simulate(both, "400Gb/s", {"--gpu-copy", "20GB/s", "--framework"});
   EXPECT_EQ(chosen(fast, "collective"), "framework") << fast.dump(1);
   EXPECT_THAT(reason(fast), HasSubstr("not encoded, predicts"));

@@ -295,7 +295,7 @@ TEST_P(StoreConformanceTest, ARemovedJobLosesItsRows) {
   EXPECT_FALSE((*store->GetPlan("old", 1)).has_value());
 }
 
-// Who can only cause refusals could push everything else out of the trail.
+// A caller whose requests are all refused must not push other records out of the trail.
 TEST_P(StoreConformanceTest, RefusalsDoNotDisplaceOtherRecords) {
   StoreLimits limits;
   limits.audit_refused_max = 5;

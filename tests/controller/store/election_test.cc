@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who leads, with real members of etcd that are killed and stopped.
+// Elections of a leader, with real members of etcd that are killed and stopped.
 
 #include "controller/store/etcd/election.h"
 

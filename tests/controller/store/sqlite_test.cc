@@ -170,7 +170,7 @@ TEST_F(SqliteStoreTest, ARemovedJobLosesItsRows) {
   EXPECT_FALSE((*store->GetPlan("old", 1)).has_value());
 }
 
-// Who can only cause refusals could push everything else out of the trail.
+// A caller whose requests are all refused must not push other records out of the trail.
 TEST_F(SqliteStoreTest, RefusalsDoNotDisplaceOtherRecordsAndNothingChangesThem) {
   StoreLimits limits;
   limits.audit_refused_max = 5;
