@@ -16,84 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST_F(SqliteStoreTest, ReturnsWhatWasStoredAfterReopening) {
-  {
-    auto store = Open();
-    ASSERT_TRUE(store->PutNode({"n1", "{\"a\":1}", 2.0}).ok());
-    ASSERT_TRUE(store->PutNode({"n1", "{\"a\":2}", 3.0}).ok());
-    ASSERT_TRUE(store->PutJob({"j", "{}", 4.0}).ok());
-    ASSERT_TRUE(store->PutPlan({"j", 7, "{\"plan\":7}", "offered", 5.0}).ok());
-    ASSERT_TRUE(store->PutPlan({"j", 7, "{\"plan\":7}", "active", 5.0}).ok());
-    ASSERT_TRUE(store->PutPolicy({"p", "name: p\n", 6.0}).ok());
-    ASSERT_TRUE(store->PutPin({"j", "{\"codec\":\"fp16\"}", 7.0}).ok());
-    ASSERT_TRUE(store->AddAudit({8.0, "ann", "pin", "j", "because"}).ok());
-    ASSERT_TRUE(store->PutFact("k", "v").ok());
-  }
-  auto store = Open();
-  const auto nodes = *store->ListNodes();
-  ASSERT_EQ(nodes.size(), 1u);
-  EXPECT_EQ(nodes[0].payload, "{\"a\":2}");
-  EXPECT_EQ(nodes[0].last_seen_unix_s, 3.0);
-  EXPECT_EQ((*store->ListJobs())[0].name, "j");
-  EXPECT_EQ((*store->GetPlan("j", 7))->state, "active");
-  EXPECT_FALSE((*store->GetPlan("j", 8)).has_value());
-  EXPECT_EQ(*store->HighestPlanVersion("j"), 7u);
-  EXPECT_EQ(*store->HighestPlanVersion("other"), 0u);
-  EXPECT_EQ((*store->ListPolicies())[0].source, "name: p\n");
-  EXPECT_EQ((*store->ListPins())[0].payload, "{\"codec\":\"fp16\"}");
-  EXPECT_EQ((*store->ListAudit(10))[0].actor, "ann");
-  EXPECT_EQ(*store->GetFact("k"), "v");
-  EXPECT_EQ(*store->GetFact("unset"), "");
-  ASSERT_TRUE(store->DeletePin("j").ok());
-  ASSERT_TRUE(store->DeletePin("j").ok());
-  EXPECT_TRUE((*store->ListPins()).empty());
-}
-
-TEST_F(SqliteStoreTest, DecisionsPageNewestFirstAndKeepTheirInputs) {
-  auto store = Open();
-  for (uint64_t step = 1; step <= 5; ++step) {
-    ASSERT_TRUE(store->AddDecision(MakeDecision(step % 2 == 0 ? "even" : "odd", step)).ok());
-  }
-  auto page = *store->ListDecisions("", 0, 2);
-  ASSERT_EQ(page.size(), 2u);
-  EXPECT_EQ(page[0].step, 5u);
-  EXPECT_EQ(page[0].snapshot, "") << "lists stay small";
-  page = *store->ListDecisions("", page[1].id, 10);
-  ASSERT_EQ(page.size(), 3u);
-  EXPECT_EQ(page[0].step, 3u);
-  page = *store->ListDecisions("even", 0, 10);
-  ASSERT_EQ(page.size(), 2u);
-  ASSERT_TRUE(store->UpdateDecision(page[0].id, "{\"outcome\":\"active\"}").ok());
-  const StoredDecision whole = *store->GetDecision(page[0].id);
-  EXPECT_EQ(whole.payload, "{\"outcome\":\"active\"}");
-  EXPECT_EQ(whole.snapshot, "{\"s\":1}");
-  EXPECT_EQ(whole.policy, "policy text");
-  EXPECT_EQ(store->GetDecision(999).status().code(), StatusCode::kNotFound);
-  EXPECT_EQ(store->UpdateDecision(999, "{}").code(), StatusCode::kNotFound);
-}
-
-TEST_F(SqliteStoreTest, RetentionIsBounded) {
-  StoreLimits limits;
-  limits.decisions_per_job_max = 10;
-  limits.plans_per_job_max = 5;
-  limits.audit_max = 3;
-  limits.nodes_max = 2;
-  auto store = Open(limits);
-  for (uint64_t i = 1; i <= 128; ++i) {
-    ASSERT_TRUE(store->AddDecision(MakeDecision("j", i)).ok());
-    ASSERT_TRUE(store->PutPlan({"j", i, "{}", "active", 0}).ok());
-    ASSERT_TRUE(store->AddAudit({static_cast<double>(i), "a", "b", "c", "d"}).ok());
-    ASSERT_TRUE(store->PutNode({StrCat("n", i), "{}", static_cast<double>(i)}).ok());
-  }
-  EXPECT_EQ((*store->ListDecisions("j", 0, 1000)).size(), 10u);
-  EXPECT_FALSE((*store->GetPlan("j", 123)).has_value());
-  EXPECT_TRUE((*store->GetPlan("j", 124)).has_value());
-  EXPECT_EQ((*store->ListAudit(100)).size(), 3u);
-  const auto nodes = *store->ListNodes();
-  ASSERT_EQ(nodes.size(), 2u);
-  EXPECT_EQ(nodes[1].name, "n128");
-}
-
 TEST_F(SqliteStoreTest, TextsThatDecisionsShareAreStoredOnce) {
   auto store = Open();
   StoredDecision decision = MakeDecision("j", 1);
@@ -110,64 +32,6 @@ TEST_F(SqliteStoreTest, TextsThatDecisionsShareAreStoredOnce) {
   EXPECT_EQ(whole.policy, decision.policy);
   store.reset();
   EXPECT_LT(fs::file_size(path_), 1u << 20) << "200 decisions with 150 kB in common";
-}
-
-TEST_F(SqliteStoreTest, SwitchesOutliveEverythingElseWithinTheQuota) {
-  StoreLimits limits;
-  limits.decisions_per_job_max = 1000;
-  limits.decision_bytes_per_job_max = 100'000;
-  limits.decision_bytes_max = 150'000;
-  auto store = Open(limits);
-  StoredDecision decision = MakeDecision("j", 1);
-  for (const char* job : {"j", "k"}) {
-    decision.job = job;
-    for (uint64_t step = 1; step <= 512; ++step) {
-      decision.step = step;
-      decision.switched = step % 100 == 1;
-      decision.payload = std::string(200, 'x');
-      decision.snapshot = std::string(2000, 's');
-      ASSERT_TRUE(store->AddDecision(decision).ok());
-    }
-  }
-  uint64_t bytes = 0;
-  for (const char* job : {"j", "k"}) {
-    const auto all = *store->ListDecisions(job, 0, 10000);
-    const auto switches = *store->ListDecisions(job, 0, 10000, /*switched_only=*/true);
-    EXPECT_LT(all.size(), 60u);
-    ASSERT_EQ(switches.size(), 6u) << job;
-    EXPECT_EQ(switches.back().step, 1u);
-    for (const StoredDecision& one : all)
-      bytes += 200 + store->GetDecision(one.id)->snapshot.size();
-  }
-  EXPECT_LT(bytes, 150'000u);
-}
-
-TEST_F(SqliteStoreTest, IfSwitchesExceedTheQuotaTheirOldestInputsAreDeleted) {
-  StoreLimits limits;
-  limits.decision_bytes_per_job_max = 50'000;
-  auto store = Open(limits);
-  StoredDecision decision = MakeDecision("j", 1);
-  decision.switched = true;
-  decision.snapshot = std::string(2000, 's');
-  for (decision.step = 1; decision.step <= 128; ++decision.step) {
-    ASSERT_TRUE(store->AddDecision(decision).ok());
-  }
-  const auto switches = *store->ListDecisions("j", 0, 1000);
-  ASSERT_EQ(switches.size(), 128u);
-  EXPECT_EQ(store->GetDecision(switches.back().id)->snapshot, "");
-  EXPECT_EQ(store->GetDecision(switches.front().id)->snapshot.size(), 2000u);
-}
-
-TEST_F(SqliteStoreTest, ARemovedJobLosesItsRows) {
-  StoreLimits limits;
-  limits.jobs_max = 1;
-  auto store = Open(limits);
-  ASSERT_TRUE(store->PutJob({"old", "{}", 1}).ok());
-  ASSERT_TRUE(store->PutPlan({"old", 1, "{}", "active", 0}).ok());
-  ASSERT_TRUE(store->AddDecision(MakeDecision("old", 1)).ok());
-  ASSERT_TRUE(store->PutJob({"young", "{}", 2}).ok());
-  EXPECT_TRUE((*store->ListDecisions("old", 0, 10)).empty());
-  EXPECT_FALSE((*store->GetPlan("old", 1)).has_value());
 }
 
 // A caller whose requests are all refused must not push other records out of the trail.
@@ -279,34 +143,6 @@ TEST_F(SqliteStoreTest, MissingDirectoryIsAClearError) {
   const auto store = OpenSqliteStore(directory_ / "absent" / "state.db");
   ASSERT_FALSE(store.ok());
   EXPECT_EQ(store.status().code(), StatusCode::kUnavailable);
-}
-
-TEST_F(SqliteStoreTest, DeletedThingsAreGoneAndPlanVersionsGoOn) {
-  auto store = Open();
-  ASSERT_TRUE(store->PutNode({"n1", "{}", 2.0}).ok());
-  ASSERT_TRUE(store->PutPolicy({"p", "name: p\n", 6.0}).ok());
-  for (const char* job : {"j", "k"}) {
-    ASSERT_TRUE(store->PutJob({job, "{}", 4.0}).ok());
-    ASSERT_TRUE(store->PutPlan({job, 7, "{}", "active", 5.0}).ok());
-    ASSERT_TRUE(store->PutPin({job, "{}", 7.0}).ok());
-    ASSERT_TRUE(store->AddDecision(MakeDecision(job, 1)).ok());
-  }
-  EXPECT_TRUE(store->DeleteNode("n1").ok());
-  EXPECT_TRUE(store->DeletePolicy("p").ok());
-  EXPECT_TRUE(store->DeleteJob("j").ok());
-  store = nullptr;
-  store = Open();
-  EXPECT_TRUE(store->ListNodes()->empty());
-  EXPECT_TRUE(store->ListPolicies()->empty());
-  ASSERT_EQ(store->ListJobs()->size(), 1u);
-  EXPECT_EQ(store->ListJobs()->front().name, "k");
-  EXPECT_EQ(store->ListPins()->size(), 1u);
-  EXPECT_EQ(store->ListDecisions("", 0, 10)->size(), 1u);
-  EXPECT_FALSE(store->GetPlan("j", 7)->has_value());
-  EXPECT_EQ(*store->HighestPlanVersion("j"), 7u);
-  ASSERT_TRUE(store->PutPlan({"j", 8, "{}", "active", 5.0}).ok());
-  EXPECT_EQ(*store->HighestPlanVersion("j"), 8u);
-  EXPECT_EQ(store->DeleteJob("absent").code(), StatusCode::kNotFound);
 }
 
 }  // namespace
