@@ -49,7 +49,8 @@ std::optional<v1::RankRefusal> RankClaims::CheckProof(const v1::RankHello& hello
 
 std::optional<v1::RankRefusal> RankClaims::CheckRun(const Run& run, const v1::RankHello& hello,
                                                     const RankPeer& peer) const {
-  const auto& [rank, first] = *run.claims.begin();
+  const uint32_t rank = run.claims.begin()->first;
+  const Claim& first = run.claims.begin()->second;
   const auto other_run = [&](const std::string& difference) {
     return Refusal(StrCat(Subject(hello), " on node '", node_, "': ", peer.name, " ", difference,
                           "; the name belongs to the run of ", first.peer.name, ", rank ", rank,

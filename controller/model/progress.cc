@@ -258,7 +258,7 @@ void ProgressModel::RenewFrozen() {
 
 void ProgressModel::Freeze() {
   const size_t drift = LikeliestDrift();
-  Frozen& frozen = frozen_.emplace();
+  Frozen& frozen = frozen_.emplace(Frozen{});
   std::copy_n(filters_.begin() + static_cast<std::ptrdiff_t>(drift * kExponents), kExponents,
               frozen.filters.begin());
   // A loss that rises is no progress to be expected, however well it was predicted of late.

@@ -65,7 +65,7 @@ void ProgressModel::VisitNumbers(const Visit& visit) {
   bool compares = frozen_.has_value();
   VisitCount(compares, visit);
   if (!compares) return frozen_.reset();
-  if (!frozen_.has_value()) frozen_.emplace();
+  if (!frozen_.has_value()) frozen_.emplace(Frozen{});
   for (Filter& filter : frozen_->filters) visit_filter(filter);
   visit_all(frozen_->clocks);
   visit(frozen_->drift);

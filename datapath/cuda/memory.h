@@ -96,7 +96,7 @@ class UseDevice {
   UseDevice& operator=(const UseDevice&) = delete;
 
  private:
-  int before_ = -1;
+  [[maybe_unused]] int before_ = -1;  // the host's memory has no devices to choose from
 };
 
 /// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.

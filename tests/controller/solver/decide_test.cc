@@ -121,9 +121,10 @@ TEST(DecideTest, EqualsBruteForceUpToFiveBuckets) {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     Random random(seed);
     const int buckets = 1 + static_cast<int>(seed % 5);
-    Snapshot snapshot = test::MakeSnapshot(2 + static_cast<int>(random.Below(6)),
-                                           1e-5 * std::pow(10, 3 * random.Uniform()),
-                                           1e6 * std::pow(10, 3 * random.Uniform()), buckets);
+    const double bandwidth = 1e6 * std::pow(10, 3 * random.Uniform());
+    const double latency_s = 1e-5 * std::pow(10, 3 * random.Uniform());
+    const int world = 2 + static_cast<int>(random.Below(6));
+    Snapshot snapshot = test::MakeSnapshot(world, latency_s, bandwidth, buckets);
     for (BucketModel& bucket : snapshot.buckets) {
       bucket.elements = 1000 + random.Below(2000000);
       for (size_t i = 1; i < bucket.gains.size(); ++i) {

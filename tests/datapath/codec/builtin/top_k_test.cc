@@ -252,7 +252,7 @@ TEST(TopKTest, RestIsTheSameInPlaceAndInOtherMemory) {
   // Long and aligned enough to be written past the caches.
   const size_t n = (size_t{1} << 20) + 77;
   const std::vector<float> g = test::NormalVector(n, 12);
-  const auto aligned = [n](std::vector<float>& memory) {
+  const auto aligned = [](std::vector<float>& memory) {
     memory.resize(n + 16);
     const size_t skip = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 / sizeof(float);
     return std::span(memory).subspan(skip, n);

@@ -140,9 +140,10 @@ TEST(HierarchicalTest, OnlyShardsCrossBetweenNodes) {
     double payloads;  // that the busiest rank sends to other nodes
   };
   // 2 (n-1) / (n p); by leaders 2 (n-1) / n.
-  for (const auto& [nodes, payloads] :
+  for (const Case& one :
        {Case{{0, 0, 1, 1}, 0.5}, Case{{0, 1, 0, 1}, 0.5}, Case{{0, 0, 1, 1, 2, 2}, 4.0 / 6},
         Case{{0, 0, 0, 1, 1, 1}, 1.0 / 3}, Case{{0, 0, 0}, 0}, Case{{0, 0, 1}, 1}}) {
+    const std::vector<int>& nodes = one.nodes;
     World inner = MakeWorld("inproc", static_cast<int>(nodes.size()));
     const auto in = NodeContributions(nodes, kElements);
     std::vector<size_t> across(nodes.size());
@@ -153,7 +154,7 @@ TEST(HierarchicalTest, OnlyShardsCrossBetweenNodes) {
       EXPECT_TRUE(out.status.ok()) << out.status;
       across[rank] = transport.across;
     });
-    EXPECT_DOUBLE_EQ(*std::max_element(across.begin(), across.end()) / (4.0 * kElements), payloads);
+    EXPECT_DOUBLE_EQ(*std::max_element(across.begin(), across.end()) / (4.0 * kElements), one.payloads);
   }
 }
 

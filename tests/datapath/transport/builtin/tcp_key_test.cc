@@ -339,7 +339,8 @@ TEST_P(TcpPathTest, AnEndWithoutANoticeThatVerifiesIsNoOrderlyEnd) {
 
 TEST_P(TcpPathTest, EveryChangedHandshakeIsRefused) {
   const std::pair<size_t, size_t> places[] = {{0, 24}, {0, 28}, {0, 40}, {0, 63}, {1, 0}, {1, 31}};
-  for (const auto& [number, at] : places) {
+  for (const std::pair<size_t, size_t>& place : places) {
+    const size_t number = place.first, at = place.second;
     SCOPED_TRACE(StrCat("frame ", number, " octet ", at, " behind its header"));
     Logged logged;
     auto rank0 = NewKeyed(0, GetParam()), rank1 = NewKeyed(1, GetParam());
