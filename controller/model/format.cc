@@ -3,6 +3,7 @@
 
 #include "controller/model/format.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

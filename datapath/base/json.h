@@ -5,6 +5,7 @@
 // as decimal strings, defaults left out, null for a default).
 
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <string_view>

@@ -7,6 +7,7 @@
 // GRANT.json is the answer of POST /v1/leases. Prints one line: {"ok", "error", "wrong", "seconds",
 // "sent", "resent"}; `wrong` counts elements that differ from the sum. Status 0 if all is right.
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

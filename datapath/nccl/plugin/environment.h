@@ -2,6 +2,7 @@
 #pragma once
 // NCCL's variables from a file, for jobs whose environment cannot be changed variable by variable.
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>

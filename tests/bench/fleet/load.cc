@@ -12,6 +12,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <queue>
+#include <set>
 #include <thread>
 
 #include "datapath/base/status.h"

@@ -4,6 +4,7 @@
 
 #include "datapath/collective/primitives.h"
 
+#include <cmath>
 #include <map>
 #include <set>
 

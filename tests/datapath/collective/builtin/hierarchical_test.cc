@@ -154,7 +154,8 @@ TEST(HierarchicalTest, OnlyShardsCrossBetweenNodes) {
       EXPECT_TRUE(out.status.ok()) << out.status;
       across[rank] = transport.across;
     });
-    EXPECT_DOUBLE_EQ(*std::max_element(across.begin(), across.end()) / (4.0 * kElements), one.payloads);
+    EXPECT_DOUBLE_EQ(*std::max_element(across.begin(), across.end()) / (4.0 * kElements),
+                     one.payloads);
   }
 }
 
