@@ -131,15 +131,14 @@ StatusOr<JobJournal::Added> StoreJournal::AddDecision(const DecisionRecord& reco
   stored.payload = PayloadOf(record);
   stored.policy = policy;
   stored.switched = record.plan.has_value();
-  const std::string own = TablesOf(snapshot);
-  const std::string least = WithoutTables(snapshot, own);
   if (tables_.size() > kTablesMax) tables_.clear();
-  std::string& tables = tables_.try_emplace(record.job, own).first->second;
-  stored.snapshot = WithoutTables(snapshot, tables);
-  if (stored.snapshot.size() > least.size() + kDifferenceBytesMax) {
-    tables = own;
-    stored.snapshot = least;
+  std::string& tables = tables_[record.job];
+  SnapshotParts parts = SplitSnapshot(snapshot, tables);
+  if (tables.empty() || parts.rest.size() > parts.least.size() + kDifferenceBytesMax) {
+    tables = std::move(parts.tables);
+    parts.rest = std::move(parts.least);
   }
+  stored.snapshot = std::move(parts.rest);
   stored.base = tables;
   Added added;
   WEIR_ASSIGN_OR_RETURN(added.id, store_.AddDecision(stored));

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 namespace weir {
 namespace {
@@ -75,24 +76,30 @@ bool Apply(const Json& difference, Json* value) {
 
 }  // namespace
 
-std::string TablesOf(std::string_view snapshot) {
-  const Json whole = Parse(snapshot);
+SnapshotParts SplitSnapshot(std::string_view snapshot, std::string_view known) {
+  Json rest = Parse(snapshot);
+  if (!rest.is_object()) return {"{}", std::string(snapshot), std::string(snapshot)};
   Json tables = Json::object();
   for (const char* name : kTables) {
-    if (whole.is_object() && whole.contains(name)) tables[name] = whole[name];
+    if (const auto table = rest.find(name); table != rest.end()) {
+      tables[name] = std::exchange(*table, nullptr);
+    }
   }
-  return Dump(tables);
-}
-
-std::string WithoutTables(std::string_view snapshot, std::string_view tables) {
-  Json rest = Parse(snapshot);
-  const Json known = Parse(tables);
-  if (!rest.is_object() || !known.is_object()) return std::string(snapshot);
-  for (const char* name : kTables) {
-    if (!rest.contains(name)) continue;
-    rest[name] = Difference(known.value(name, Json()), rest[name]);
+  SnapshotParts parts{Dump(tables), Dump(rest), ""};
+  if (known == parts.tables) {
+    parts.rest = parts.least;
+    return parts;
   }
-  return Dump(rest);
+  const Json base = Parse(known);
+  if (!base.is_object()) {
+    parts.rest = snapshot;
+    return parts;
+  }
+  for (const auto& [name, table] : tables.items()) {
+    rest[name] = Difference(base.value(name, Json()), table);
+  }
+  parts.rest = Dump(rest);
+  return parts;
 }
 
 StatusOr<std::string> WithTables(std::string_view rest, std::string_view tables) {

@@ -21,11 +21,14 @@ TEST(SnapshotPartsTest, OmittedTablesAreRestoredToTheByte) {
   second.codecs[1].encode.per_element_s = 1.0 / 3;
   second.codecs[0].bits = 7;
   second.collectives[0].lease_why_not = "no \"aggregator\" has a slot";
-  const std::string text = SerializeSnapshot(second), tables = TablesOf(SerializeSnapshot(first));
-  const std::string rest = WithoutTables(text, tables);
-  EXPECT_LT(rest.size(), text.size() - tables.size() / 2);
-  EXPECT_EQ(*WithTables(rest, tables), text);
-  EXPECT_EQ(*WithTables(WithoutTables(text, TablesOf(text)), TablesOf(text)), text);
+  const std::string text = SerializeSnapshot(second);
+  const std::string known = SplitSnapshot(SerializeSnapshot(first), "").tables;
+  const SnapshotParts parts = SplitSnapshot(text, known);
+  EXPECT_LT(parts.rest.size(), text.size() - known.size() / 2);
+  EXPECT_LT(parts.least.size(), parts.rest.size());
+  EXPECT_EQ(*WithTables(parts.rest, known), text);
+  EXPECT_EQ(*WithTables(parts.least, parts.tables), text);
+  EXPECT_EQ(SplitSnapshot(text, parts.tables).rest, parts.least);
 }
 
 TEST(SnapshotPartsTest, OtherTablesAreReplacedAsAWhole) {
@@ -33,13 +36,14 @@ TEST(SnapshotPartsTest, OtherTablesAreReplacedAsAWhole) {
   Snapshot fewer = Some();
   fewer.codecs.pop_back();
   fewer.collectives.clear();
-  for (const std::string& tables : {TablesOf(SerializeSnapshot(fewer)), std::string("{}")}) {
-    EXPECT_EQ(*WithTables(WithoutTables(text, tables), tables), text) << tables;
+  for (const std::string& known :
+       {SplitSnapshot(SerializeSnapshot(fewer), "").tables, std::string("{}")}) {
+    EXPECT_EQ(*WithTables(SplitSnapshot(text, known).rest, known), text) << known;
   }
 }
 
 TEST(SnapshotPartsTest, DifferencesThatDoNotFitAreDataLoss) {
-  const std::string text = SerializeSnapshot(Some()), tables = TablesOf(text);
+  const std::string tables = SplitSnapshot(SerializeSnapshot(Some()), "").tables;
   for (const char* rest : {"", "[]", "{\"codecs\":7}", "{\"codecs\":{\"9999\":[1]}}",
                            "{\"codecs\":{\"x\":[1]}}", "{\"codecs\":[1,2]}"}) {
     EXPECT_EQ(WithTables(rest, tables).status().code(), StatusCode::kDataLoss) << rest;
