@@ -68,6 +68,7 @@ v1::Aggregator ToProto(const AggregatorReport& report);
 // mapping_decision.cc.
 
 v1::Candidate ToProto(const CandidateRecord& candidate);
+v1::PlanFacts ToProto(const PlanFacts& facts);
 v1::LinkSharing ToProto(const JobSharing& sharing);
 DecisionRecord ToModel(const v1::Decision& decision);
 /// Without words: as it is stored.

@@ -80,16 +80,6 @@ PlanFacts ToModel(const v1::PlanFacts& in) {
   return {in.label(), in.step_s(), in.gain(), in.dense(), ToModel(in.encoding())};
 }
 
-v1::PlanFacts ToProto(const PlanFacts& in) {
-  v1::PlanFacts out;
-  out.set_label(in.label);
-  out.set_step_s(Finite(in.step_s));
-  out.set_gain(Finite(in.gain));
-  out.set_dense(in.dense);
-  if (in.encoding.place != CodecPlace::kUnknown) *out.mutable_encoding() = ToProto(in.encoding);
-  return out;
-}
-
 RingFacts ToModel(const v1::RingFacts& in) {
   return {{in.order().begin(), in.order().end()},
           in.slowest_bytes_per_s(),
@@ -224,6 +214,16 @@ v1::BucketChange ToProto(const BucketChange& in) {
 }
 
 }  // namespace
+
+v1::PlanFacts ToProto(const PlanFacts& in) {
+  v1::PlanFacts out;
+  out.set_label(in.label);
+  out.set_step_s(Finite(in.step_s));
+  out.set_gain(Finite(in.gain));
+  out.set_dense(in.dense);
+  if (in.encoding.place != CodecPlace::kUnknown) *out.mutable_encoding() = ToProto(in.encoding);
+  return out;
+}
 
 v1::LinkSharing ToProto(const JobSharing& in) {
   v1::LinkSharing out;

@@ -19,6 +19,7 @@ namespace weir {
 namespace {
 
 constexpr size_t kPredictionsMax = 4096;
+constexpr std::string_view kLocalSteps = " local ";  // before what was learnt of these
 constexpr double kFlapWindowS = 300;
 constexpr uint64_t kGainSteps = 5;
 constexpr double kGainNoticeable = 1e-3;
@@ -547,7 +548,11 @@ const ProgressModel& JobModel::progress() const { return state_->progress; }
 
 std::string JobModel::SaveProgress() const {
   const std::string learnt = state_->progress.Save();
-  return learnt.empty() ? "" : StrCat(state_->step, " ", learnt);
+  if (learnt.empty()) return "";
+  std::string saved = StrCat(state_->step, " ", learnt);
+  if (!state_->made_local_steps) return saved;
+  const std::string local = state_->sync_progress.Save();
+  return local.empty() ? saved : StrCat(saved, kLocalSteps, local);
 }
 
 Status JobModel::RestoreProgress(std::string_view saved, uint64_t step) {
@@ -559,8 +564,18 @@ Status JobModel::RestoreProgress(std::string_view saved, uint64_t step) {
   if (at > step) {
     return InvalidArgument(StrCat("progress was saved at step ", at, ", the run is at ", step));
   }
-  const auto begin = static_cast<size_t>(end - saved.data()) + 1;
-  return state_->progress.Restore(saved.substr(begin), step - at);
+  saved.remove_prefix(static_cast<size_t>(end - saved.data()) + 1);
+  const size_t local = saved.find(kLocalSteps);
+  ProgressModel sync_progress = state_->sync_progress;
+  if (local != std::string_view::npos) {
+    WEIR_RETURN_IF_ERROR(
+        sync_progress.Restore(saved.substr(local + kLocalSteps.size()), step - at));
+  }
+  WEIR_RETURN_IF_ERROR(state_->progress.Restore(saved.substr(0, local), step - at));
+  if (local == std::string_view::npos) return OkStatus();
+  state_->sync_progress = std::move(sync_progress);
+  state_->made_local_steps = true;
+  return OkStatus();
 }
 
 std::vector<PredictionRecord> JobModel::TakePredictions() {

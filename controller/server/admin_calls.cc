@@ -94,7 +94,7 @@ Status AdminCalls::Call(const Caller& caller, const Route& route, const ProtoMes
   return done;
 }
 
-// A job's pin, or a policy's tag and source.
+// A job's pin, or a policy's tag and source; of a job or node that is forgotten nothing is left.
 std::string AdminCalls::StateOf(const ProtoMessage& request) {
   if (const std::string job = TextOf(request, "job"); !job.empty()) {
     v1::GetJobRequest ask;
@@ -102,6 +102,7 @@ std::string AdminCalls::StateOf(const ProtoMessage& request) {
     v1::Job found;
     return served_->admin.GetJob(ask, &found).ok() ? found.pinned() : "";
   }
+  if (request.GetDescriptor()->name().find("Policy") == std::string::npos) return "";
   const std::string name = TextOf(request, "name");
   v1::ListPoliciesResponse list;
   if (!served_->admin.ListPolicies({}, &list).ok()) return "";

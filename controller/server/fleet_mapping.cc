@@ -47,15 +47,6 @@ v1::NcclSummary ToProto(const NcclSums& in) {
   return out;
 }
 
-v1::PlanFacts ToProto(const PlanFacts& in) {
-  v1::PlanFacts out;
-  out.set_label(in.label);
-  out.set_step_s(Finite(in.step_s));
-  out.set_gain(Finite(in.gain));
-  out.set_dense(in.dense);
-  return out;
-}
-
 v1::Estimate ToProto(const LinkState::Smoothed& in, TimePoint now) {
   v1::Estimate out;
   out.set_value(in.value);
