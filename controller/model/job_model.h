@@ -272,7 +272,8 @@ class JobModel {
   std::optional<double> loss() const;
   /// The progress per step by the job's losses.
   const ProgressModel& progress() const;
-  /// All that was learnt of that until this step, and of local steps, as a text; empty: nothing was.
+  /// All that was learnt of that until this step, and of local steps, as a text; empty: nothing
+  /// was.
   std::string SaveProgress() const;
   /// Takes over what another model of the same run saved; the run is at `step`. kInvalidArgument:
   /// it is damaged, or of a later step, as where ranks went back to a checkpoint.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "controller/store/etcd/etcd_client.h"
+#include "tests/support/certificates.h"
 
 namespace weir {
 
@@ -30,9 +31,11 @@ class EtcdCluster {
     return "etcd is not installed (deploy/install-deps)";
   }
 
-  explicit EtcdCluster(int members) {
+  /// tls: members serve TLS only, and ask clients for a certificate.
+  explicit EtcdCluster(int members, bool tls = false) : tls_(tls) {
     char name[] = "/dev/shm/weir-etcd-XXXXXX";
     directory_ = mkdtemp(name);
+    if (tls && !MakeCertificates(directory_, "authority", {"member", "client"})) return;
     for (int i = 0; i < 2 * members; ++i) HoldPort();
     for (const int socket : held_) close(socket);
     pids_.assign(static_cast<size_t>(members), -1);
@@ -52,15 +55,21 @@ class EtcdCluster {
     EtcdOptions out;
     for (int i = 0; i < size(); ++i) out.members.push_back(Member(i));
     out.prefix = prefix;
+    if (!tls_) return out;
+    out.tls = true;
+    out.tls_ca = directory_ + "/authority.pem";
+    out.tls_cert = directory_ + "/client.pem";
+    out.tls_key = directory_ + "/client.key";
     return out;
   }
+  const std::string& directory() const { return directory_; }
   void Start(int i) {
     const std::string name = "m" + std::to_string(i), log = directory_ + "/" + name + ".log";
     std::string peers;
     for (int j = 0; j < size(); ++j) {
       peers += (j == 0 ? "m" : ",m") + std::to_string(j) + "=" + PeerUrl(j);
     }
-    const std::string client = "http://" + Member(i);
+    const std::string client = (tls_ ? "https://" : "http://") + Member(i);
     std::vector<std::string> words = {"etcd",
                                       "--name=" + name,
                                       "--data-dir=" + directory_ + "/" + name,
@@ -72,6 +81,12 @@ class EtcdCluster {
                                       "--initial-cluster-token=" + directory_,
                                       "--logger=zap",
                                       "--log-level=error"};
+    if (tls_) {
+      words.push_back("--cert-file=" + directory_ + "/member.pem");
+      words.push_back("--key-file=" + directory_ + "/member.key");
+      words.push_back("--trusted-ca-file=" + directory_ + "/authority.pem");
+      words.push_back("--client-cert-auth");
+    }
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -119,6 +134,7 @@ class EtcdCluster {
     held_.push_back(held);
   }
 
+  const bool tls_;
   std::string directory_;
   std::vector<int> ports_, held_;
   std::vector<pid_t> pids_;

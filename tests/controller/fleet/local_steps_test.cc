@@ -103,5 +103,25 @@ TEST_F(LocalStepsFleetTest, ANewPolicyEndsThem) {
   EXPECT_THAT(PlansNewestFirst()[0].reason(), HasSubstr("sync.every_max 1"));
 }
 
+TEST_F(LocalStepsFleetTest, WhatTheyCostOutlivesTheController) {
+  Apply(kRarely);
+  Start(20);
+  StepsUntil(100, [&] { return Every() >= 8; });
+  const double believed = Job().progress().sync_cost_deviation();
+  for (int i = 0; i < 300; ++i) cluster_.Step();
+  clock_.Advance(std::chrono::minutes(1));
+  cluster_.Step();  // and it is saved
+  const double learnt = Job().progress().sync_cost_deviation();
+  ASSERT_LT(learnt, 0.9 * believed);
+  const uint32_t every = Every();
+  plane_.reset();  // as kill -9: only what the store holds remains
+  plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+  ASSERT_TRUE(plane_->Recover().ok());
+  cluster_.Connect(*plane_);
+  cluster_.Step();
+  EXPECT_NEAR(Job().progress().sync_cost_deviation(), learnt, 0.1 * learnt);
+  EXPECT_EQ(Every(), every);
+}
+
 }  // namespace
 }  // namespace weir
