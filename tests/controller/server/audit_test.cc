@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the audit trail says of a change.
+// The words of the audit trail about a change.
 
 #include "controller/server/audit.h"
 
