@@ -46,7 +46,6 @@ class Backups {
   const std::string path_;
   const Clock& clock_;
   std::string id_;  // empty: there is no copy
-  uint64_t started_ = 0;
   TimePoint used_at_{};
   std::thread thread_;
   Mutex mutex_;
