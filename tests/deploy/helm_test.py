@@ -66,6 +66,17 @@ class HelmTest(unittest.TestCase):
                 item["data"] = values["policies"]
         self.assertEqual(by_name(self.rendered(values)), expected)
 
+    def test_values_reach_the_controllers_that_share_etcd(self):
+        store = "etcds://a.test:2379,b.test:2379/team"
+        values = {"overlay": "standby", "store": store, "controller": {"args": ["--log-level=debug"]}}
+        expected = by_name(kubernetes_test.render("overlays/standby"))
+        container = expected["StatefulSet", "weir-system", "weir-controller"]["spec"]["template"]["spec"]["containers"][0]
+        next(e for e in container["env"] if e["name"] == "STORE")["value"] = store
+        container["args"].append("--log-level=debug")
+        self.assertEqual(by_name(self.rendered(values)), expected)
+        self.assertIn("overlay production keeps the state on a volume",
+                      self.helm("template", "weir", CHART, values={**values, "overlay": "production"}, fails=True))
+
     def test_unknown_values_and_overlays_are_refused(self):
         self.assertIn("registri", self.helm("template", "weir", CHART, values={"registri": "x"}, fails=True))
         self.assertIn("no overlay", self.helm("template", "weir", CHART, values={"overlay": "none-such"}, fails=True))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes manifests: every overlay renders, follows our rules, and starts the programs."""
+import contextlib
 import hashlib
 import json
 import os
@@ -29,6 +30,8 @@ PROGRAMS = {"controller": BUILD / "controller" / "server" / "weir-controller",
             "aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 OVERLAYS = sorted(path.name for path in (HERE / "overlays").iterdir())
 WITH_AGGREGATOR = ("overlays/aggregator", "overlays/tls-aggregator")
+WITH_STANDBY = ("overlays/standby", "overlays/tls-standby")
+MAKE_PODS = ("Deployment", "StatefulSet", "DaemonSet")
 EVERYTHING = ["base"] + [f"overlays/{name}" for name in OVERLAYS]
 
 
@@ -112,15 +115,15 @@ class RulesTest(unittest.TestCase):
     def test_overlays_have_what_they_say(self):
         kinds = {folder: {item["kind"] for item in items} for folder, items in self.rendered.items()}
         for folder in EVERYTHING:
-            self.assertLessEqual({"Deployment", "DaemonSet", "Service", "NetworkPolicy", "ConfigMap",
-                                  "PersistentVolumeClaim", "ServiceAccount", "Namespace"},
-                                 kinds[folder], folder)
+            of_state = {"StatefulSet"} if folder in WITH_STANDBY else {"Deployment", "PersistentVolumeClaim"}
+            self.assertLessEqual({"DaemonSet", "Service", "NetworkPolicy", "ConfigMap", "ServiceAccount", "Namespace",
+                                  *of_state}, kinds[folder], folder)
         self.assertIn("PodMonitor", kinds["overlays/production"])
         for folder, items in self.rendered.items():
             names = [(i["kind"], i["metadata"].get("namespace"), i["metadata"]["name"]) for i in items]
             self.assertEqual(len(names), len(set(names)), folder)
 
-    def test_a_drain_waits_for_the_controller_but_on_a_single_node(self):
+    def test_a_drain_waits_for_the_controller_without_a_standby_but_on_a_single_node(self):
         for folder, items in self.rendered.items():
             budgets = {i["metadata"]["name"]: i for i in items if i["kind"] == "PodDisruptionBudget"}
             if folder == "overlays/single-node":
@@ -128,25 +131,29 @@ class RulesTest(unittest.TestCase):
                 continue
             self.assertIn("weir-controller", budgets, folder)
             for name, budget in budgets.items():
-                pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
+                pods = next(i for i in items if i["kind"] in MAKE_PODS and i["metadata"]["name"] == name)
                 self.assertEqual(budget["metadata"]["namespace"], pods["metadata"]["namespace"], folder)
                 labels = pods["spec"]["template"]["metadata"]["labels"]
                 self.assertTrue(budget["spec"]["selector"]["matchLabels"], folder)   # none would mean all pods
                 self.assertLessEqual(budget["spec"]["selector"]["matchLabels"].items(), labels.items(), folder)
-                self.assertEqual((pods["spec"]["replicas"], budget["spec"]["maxUnavailable"]), (1, 0), folder)
+                self.assertEqual((pods["spec"]["replicas"], budget["spec"]["maxUnavailable"]),
+                                 (2, 1) if folder in WITH_STANDBY else (1, 0), folder)
 
     def test_certificates_are_made_for_every_program(self):
-        for folder in ("overlays/tls", "overlays/tls-aggregator"):
+        for folder in ("overlays/tls", "overlays/tls-aggregator", "overlays/tls-standby"):
             items = self.rendered[folder]
             made = {(i["metadata"]["namespace"], i["spec"]["secretName"]): i["spec"] for i in items
                     if i["kind"] == "Certificate" and not i["spec"].get("isCA")}
             used = {(i["metadata"]["namespace"], name) for i in items
-                    if i["kind"] in ("Deployment", "DaemonSet") for name, _ in secrets_of(i)
-                    if name.endswith("-tls")}
+                    if i["kind"] in MAKE_PODS for name, _ in secrets_of(i)
+                    if name.endswith("-tls") and "etcd" not in name}   # etcd has a CA of its own
             self.assertEqual(set(made), used, folder)
-            for service in (i["metadata"] for i in items if i["kind"] == "Service"):
-                host = f"{service['name']}.{service['namespace']}.svc"
-                self.assertIn(host, made[service["namespace"], f"{service['name']}-tls"]["dnsNames"], folder)
+            for service in (i for i in items if i["kind"] == "Service"):
+                name, space = service["metadata"]["name"], service["metadata"]["namespace"]
+                pods = next(i for i in items if i["kind"] in MAKE_PODS and selected(i, service["spec"]["selector"]))
+                each = "*." if service["spec"].get("clusterIP") == "None" else ""   # or all pods by one name
+                self.assertIn(f"{each}{name}.{space}.svc", made[space, f"{pods['metadata']['name']}-tls"]["dnsNames"],
+                              folder)
 
     def test_images_are_versions_and_containers_bounded_and_confined(self):
         for where, container, spec in self.workloads():
@@ -184,7 +191,7 @@ class RulesTest(unittest.TestCase):
             accounts = {(i["metadata"]["namespace"], i["metadata"]["name"]): i for i in items
                         if i["kind"] == "ServiceAccount"}
             pods = {(i["metadata"]["namespace"], i["spec"]["template"]["spec"]["serviceAccountName"])
-                    for i in items if i["kind"] in ("Deployment", "DaemonSet")}
+                    for i in items if i["kind"] in MAKE_PODS}
             self.assertEqual(set(accounts), pods, folder)
             for account in accounts.values():
                 self.assertFalse(account["automountServiceAccountToken"], folder)
@@ -193,7 +200,7 @@ class RulesTest(unittest.TestCase):
     def test_critical_pods_are_admitted_where_a_quota_must_allow_them(self):
         for folder, items in self.rendered.items():
             critical = {(i["metadata"]["namespace"], i["spec"]["template"]["spec"]["priorityClassName"]) for i in items
-                        if i["kind"] in ("Deployment", "DaemonSet")
+                        if i["kind"] in MAKE_PODS
                         and "priorityClassName" in i["spec"]["template"]["spec"]}
             allowed = {(i["metadata"]["namespace"], value) for i in items if i["kind"] == "ResourceQuota"
                        for value in i["spec"]["scopeSelector"]["matchExpressions"][0]["values"]}
@@ -256,13 +263,13 @@ class RulesTest(unittest.TestCase):
             scraped = []
             for monitor in monitors:
                 pods = monitor["kind"] == "PodMonitor"
-                kinds = ("Deployment", "DaemonSet") if pods else ("Service",)
+                kinds = MAKE_PODS if pods else ("Service",)
                 labels = monitor["spec"]["selector"]["matchLabels"]
                 found = [i for i in items if i["kind"] in kinds and selected(i, labels)
                          and i["metadata"]["namespace"] == monitor["metadata"]["namespace"]]
                 where = f"{folder}: {monitor['metadata']['name']}"
                 self.assertEqual(len(found), 1, where)
-                owner = next(i for i in items if i["kind"] in ("Deployment", "DaemonSet")
+                owner = next(i for i in items if i["kind"] in MAKE_PODS
                              and i["metadata"]["name"] == found[0]["metadata"]["name"])
                 container = owner["spec"]["template"]["spec"]["containers"][0]
                 ports = {p["name"] for p in (container["ports"] if pods else found[0]["spec"]["ports"])}
@@ -275,7 +282,7 @@ class RulesTest(unittest.TestCase):
                     self.assertEqual(endpoint["tlsConfig"]["serverName"], "{name}.{namespace}.svc".format(
                         **found[0]["metadata"]), where)
                 scraped.append(container["name"])
-            running = [c["name"] for i in items if i["kind"] in ("Deployment", "DaemonSet")
+            running = [c["name"] for i in items if i["kind"] in MAKE_PODS
                        for c, _ in containers_of(i) if c["name"] in PROGRAMS]
             self.assertEqual(sorted(scraped), sorted(running), folder)
 
@@ -306,7 +313,7 @@ class RulesTest(unittest.TestCase):
             called = [re.search(r"https://(\S+)\.(\S+)\.svc:(\d+)$", a).groups() for a in container["args"]
                       if a.startswith("--aggregator=")]
             self.assertEqual(len(called), folder in WITH_AGGREGATOR, folder)
-            self.assertEqual(bool(egress), bool(called), folder)   # otherwise no connections go out
+            self.assertEqual(bool(egress), bool(called) or folder in WITH_STANDBY, folder)   # or none go out
             for name, space, port in called:
                 service = next(i for i in items if i["kind"] == "Service" and i["metadata"]["name"] == name)
                 self.assertEqual((service["metadata"]["namespace"], service["spec"]["ports"][0]["port"]),
@@ -314,6 +321,59 @@ class RulesTest(unittest.TestCase):
                 pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
                 self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
                 self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
+
+    def test_two_controllers_share_etcd_instead_of_a_volume(self):
+        for folder, like in (("overlays/standby", "overlays/production"), ("overlays/tls-standby", "overlays/tls")):
+            named = [{(i["kind"], i["metadata"]["name"]): i for i in self.rendered[f]} for f in (folder, like)]
+            pods, alone = named[0]["StatefulSet", "weir-controller"]["spec"], \
+                named[1]["Deployment", "weir-controller"]["spec"]
+            self.assertEqual(set(named[0]) ^ set(named[1]), {
+                ("StatefulSet", "weir-controller"), ("Deployment", "weir-controller"), ("Service", "weir-controllers"),
+                ("PersistentVolumeClaim", "weir-controller-state")}, folder)
+            self.assertNotIn("volumeClaimTemplates", pods)
+            self.assertEqual((pods["replicas"], pods["updateStrategy"]["type"]), (2, "RollingUpdate"), folder)
+            spread, = pods["template"]["spec"]["affinity"]["podAntiAffinity"][
+                "requiredDuringSchedulingIgnoredDuringExecution"]
+            self.assertEqual((spread["topologyKey"], spread["labelSelector"]), ("kubernetes.io/hostname", pods["selector"]))
+
+            container, before = (p["template"]["spec"]["containers"][0] for p in (pods, alone))
+            lost = {key: set(map(str, before[key])) - set(map(str, container[key])) for key in ("args", "volumeMounts")}
+            self.assertEqual(lost, {"args": {"--state=/var/lib/weir/state.db"},
+                                    "volumeMounts": {"{'mountPath': '/var/lib/weir', 'name': 'state'}"}}, folder)
+            self.assertEqual({key: value for key, value in container.items() if key not in ("args", "env", "volumeMounts")},
+                             {key: value for key, value in before.items() if key not in ("args", "volumeMounts")}, folder)
+            volumes = [{v["name"] for v in p["template"]["spec"]["volumes"]} for p in (pods, alone)]
+            self.assertEqual((volumes[1] - volumes[0], volumes[0] - volumes[1]),
+                             ({"state"}, {"etcd-client-tls", "etcd-login"}), folder)
+
+            store, = (e["value"] for e in container["env"] if e["name"] == "STORE")
+            self.assertTrue(store.startswith("etcds://"), folder)
+            ports = {int(port) for port in re.findall(r":(\d+)", store)}
+            egress = named[0]["NetworkPolicy", "weir-controller"]["spec"]["egress"]
+            open_ports = {(p["protocol"], p["port"]) for rule in egress for p in rule["ports"]}
+            self.assertEqual(open_ports, {("TCP", port) for port in ports} | {("UDP", 53), ("TCP", 53)}, folder)
+
+    def test_agents_know_every_controller_by_the_name_that_it_gives_to_others(self):
+        for folder in WITH_STANDBY:
+            items = self.rendered[folder]
+            spec = next(i for i in items if i["kind"] == "StatefulSet")
+            container = spec["spec"]["template"]["spec"]["containers"][0]
+            pods = [f"{spec['metadata']['name']}-{i}" for i in range(spec["spec"]["replicas"])]
+            self.assertIn({"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                          container["env"], folder)
+            given = {flag: [value.replace("$(POD_NAME)", pod) for pod in pods] for flag, _, value in
+                     (argument.partition("=") for argument in container["args"]) if flag.startswith("--advertise-")}
+            agent = next(c for i in items for c, _ in containers_of(i) if c["name"] == "agent")
+            told, = (a.split("=")[1].split(",") for a in agent["args"] if a.startswith("--controller="))
+            service = next(i for i in items if i["metadata"]["name"] == spec["spec"]["serviceName"])
+            self.assertEqual(service["kind"], "Service")
+            self.assertEqual((service["spec"]["clusterIP"], service["spec"]["selector"]),
+                             ("None", spec["spec"]["selector"]["matchLabels"]), folder)   # it gives pods their names
+            names = [f"{pod}.{service['metadata']['name']}.{service['metadata']['namespace']}.svc" for pod in pods]
+            self.assertEqual(told, [f"{name}:7700" for name in names], folder)
+            self.assertEqual(given, {"--advertise-grpc": told,
+                                     "--advertise-http": [f"https://{name}:7780" for name in names]}, folder)
+            self.assertEqual({p["port"] for p in service["spec"]["ports"]}, {7700, 7780}, folder)
 
     def test_a_namespace_permits_the_needs_of_its_pods(self):
         for folder, items in self.rendered.items():
@@ -343,6 +403,8 @@ class RulesTest(unittest.TestCase):
 class StartTest(unittest.TestCase):
     """The programs with exactly the rendered arguments, and files where the manifests mount them."""
     NODE = "10.91.0.1"   # the agent's address, which is no loopback address
+    ETCD = "10.91.0.2"
+    CONTROLLERS = {"weir-controller-0": "10.91.0.3", "weir-controller-1": "10.91.0.4"}   # where there are two
 
     def setUp(self):
         self.directory = pathlib.Path(self.enterContext(
@@ -351,51 +413,75 @@ class StartTest(unittest.TestCase):
         network.run("ip", "netns", "add", self.namespace)
         self.addCleanup(network.run, "ip", "netns", "del", self.namespace)
         network.run("ip", "-n", self.namespace, "link", "set", "lo", "up")
-        network.run("ip", "-n", self.namespace, "address", "add", f"{self.NODE}/32", "dev", "lo")
+        for address in (self.NODE, self.ETCD, *self.CONTROLLERS.values()):
+            network.run("ip", "-n", self.namespace, "address", "add", f"{address}/32", "dev", "lo")
+        # The names that the cluster's name service would know.
+        names = [("127.0.0.1", "localhost")] + [(self.ETCD, f"etcd-{i}.example.com") for i in range(3)] + [
+            (address, f"{pod}.weir-controllers.weir-system.svc") for pod, address in self.CONTROLLERS.items()]
+        (self.directory / "hosts").write_text("".join(f"{a} {n}\n" for a, n in names), encoding="ascii")
+        self.inside = ["ip", "netns", "exec", self.namespace, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"',
+                       str(self.directory / "hosts")]
 
-    def certificates(self, folder):
-        """A CA and a certificate for this host, as a secret of type kubernetes.io/tls holds them."""
+    def certificates(self, folder, authority, names, subject):
+        """A certificate of one of two CAs, as a secret of type kubernetes.io/tls holds it."""
         folder.mkdir(parents=True)
+        ca = self.directory / f"{authority}-ca"
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-        network.run("openssl", "req", "-x509", *key, "-keyout", str(folder / "ca.key"), "-out",
-                    str(folder / "ca.crt"), "-subj", "/CN=weir-ca")
+        if not ca.with_suffix(".crt").exists():
+            network.run("openssl", "req", "-x509", *key, "-keyout", f"{ca}.key", "-out", f"{ca}.crt",
+                        "-subj", f"/CN={ca.name}")
         network.run("openssl", "req", "-x509", *key, "-keyout", str(folder / "tls.key"), "-out",
-                    str(folder / "tls.crt"), "-subj", "/CN=weir", "-CA", str(folder / "ca.crt"), "-CAkey",
-                    str(folder / "ca.key"), "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+                    str(folder / "tls.crt"), "-subj", subject, "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key",
+                    *(["-addext", f"subjectAltName={names}"] if names else []))
+        shutil.copy(f"{ca}.crt", folder / "ca.crt")
 
-    def command(self, folder, name):
-        """The rendered command line, with mounted paths below this test's directory."""
+    def mounted(self, volume, place, name):
+        """Makes what the manifests mount there. Programs have certificates for the names that overlays ask for."""
+        if volume == "tls" and name == "agent":
+            self.certificates(place, "weir", "", "/CN=weir-agent")
+        elif volume == "tls":
+            self.certificates(place, "weir", "IP:127.0.0.1,DNS:localhost,DNS:*.weir-controllers.weir-system.svc", "/CN=weir")
+        elif volume == "etcd-client-tls":
+            self.certificates(place, "etcd", "DNS:weir", "/")
+        else:
+            place.mkdir(parents=True, exist_ok=True)
+        if volume == "policies":
+            shutil.copy(ROOT / "deploy/policies/default.yaml", place)
+        if volume == "tokens":
+            token = hashlib.sha256(secrets.token_bytes(16)).hexdigest()
+            (place / "tokens").write_text(f"prometheus viewer sha256:{token}\nagents agent cert:weir-agent nodes=*\n",
+                                          encoding="ascii")
+        if volume == "etcd-login":
+            (place / "login").write_text("weir:own\n", encoding="ascii")
+        if volume.endswith("-token"):
+            (place / "token").write_text(secrets.token_hex(16) + "\n", encoding="ascii")
+
+    def command(self, folder, name, pod="", address="127.0.0.1"):
+        """The rendered command line, with mounted paths below a directory of the program, and what asks if it is
+        ready. address: the pod's, for programs that are not on the node's network."""
         item, container = next((i, c) for i in render(folder) for c, _ in containers_of(i)
                                if c["name"] == name)
         mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        files = self.directory / (pod or name)
         for volume, path in mounts.items():
-            place = self.directory / path.lstrip("/")
-            if volume == "tls":
-                self.certificates(place)
-            else:
-                place.mkdir(parents=True, exist_ok=True)
-            if volume == "policies":
-                shutil.copy(ROOT / "deploy/policies/default.yaml", place)
-            if volume == "tokens":
-                token = hashlib.sha256(secrets.token_bytes(16)).hexdigest()
-                (place / "tokens").write_text(f"prometheus viewer sha256:{token}\nagents agent cert:weir-agent nodes=*\n",
-                                              encoding="ascii")
-            if volume.endswith("-token"):
-                (place / "token").write_text(secrets.token_hex(16) + "\n", encoding="ascii")
+            self.mounted(volume, files / path.lstrip("/"), name)
+        address = self.NODE if name == "agent" else address
+        known = {"HOST_IP": address, "POD_IP": address, "NODE_NAME": "node-a", "POD_NAME": pod,
+                 **{entry["name"]: entry["value"] for entry in container.get("env", []) if "value" in entry}}
         arguments = []
         for argument in container["args"]:
-            address = self.NODE if name == "agent" else "127.0.0.1"
-            argument = re.sub(r"\$\((HOST|POD)_IP\)", address, argument.replace("$(NODE_NAME)", "node-a"))
+            argument = re.sub(r"\$\((\w+)\)", lambda match: known[match[1]], argument)
             flag, equals, value = argument.partition("=")
             if value.startswith(tuple(mounts.values())):
-                value = str(self.directory / value.lstrip("/"))
-            arguments.append(flag + equals + value)
+                value = str(files / value.lstrip("/"))
+            # Pods are in one namespace here, but each has its own address.
+            arguments.append(flag + equals + (value.replace("0.0.0.0", address) if pod else value))
         self.assertEqual(item["spec"]["template"]["spec"].get("hostNetwork", False), name == "agent")
         # Root within a container has no capability.
         return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", str(PROGRAMS[name]), *arguments], \
-            self.readiness(container)
+            self.readiness(container, address)
 
-    def readiness(self, container):
+    def readiness(self, container, address):
         """curl's arguments for what the kubelet would ask, and the octets that mean ready."""
         probe = container["readinessProbe"]
         if "grpc" in probe:  # an empty request, and the answer SERVING
@@ -406,30 +492,43 @@ class StartTest(unittest.TestCase):
                 b"\x00\x00\x00\x00\x02\x08\x01"
         ready = probe["httpGet"]
         port = next(p["containerPort"] for p in container["ports"] if p["name"] == ready["port"])
-        return ["-k", f"{ready.get('scheme', 'HTTP').lower()}://127.0.0.1:{port}{ready['path']}"], None
+        return ["-k", f"{ready.get('scheme', 'HTTP').lower()}://{address}:{port}{ready['path']}"], None
 
-    def starts(self, folder, name):
-        command, (asked, expected) = self.command(folder, name)
-        inside = ["ip", "netns", "exec", self.namespace]
-        log = self.directory / f"{name}.log"
+    @contextlib.contextmanager
+    def running(self, folder, name, pod="", address="127.0.0.1"):
+        """A program until the block ends, once it is ready: what it answers, its log, and a function that ends it."""
+        command, (asked, expected) = self.command(folder, name, pod, address)
+        log = self.directory / f"{pod or name}.log"
         with open(log, "wb") as out:
-            child = subprocess.Popen([*inside, *command], stdout=out, stderr=out)
-        try:
-            end = time.monotonic() + 30
-            while True:
-                done = subprocess.run([*inside, "curl", "-s", "-f", "-m", "2", *asked], timeout=10,
-                                      capture_output=True, check=False)
-                if done.returncode == 0 and expected in (None, done.stdout):
-                    break
-                self.assertIsNone(child.poll(), log.read_text(errors="replace"))
-                self.assertLess(time.monotonic(), end, f"{asked[-1]}: {done.stdout}\n" +
-                                log.read_text(errors="replace"))
-                time.sleep(0.1)
-        finally:
+            child = subprocess.Popen([*self.inside, *command], stdout=out, stderr=out)
+
+        def end():
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
-            status = child.wait(15)
+            return child.wait(15)
+
+        def answer():
+            done = subprocess.run([*self.inside, "curl", "-s", "-f", "-m", "2", *asked], timeout=10,
+                                  capture_output=True, check=False)
+            self.assertIsNone(child.poll(), log.read_text(errors="replace"))
+            return done.stdout if done.returncode == 0 and expected in (None, done.stdout) else None
+        try:
+            yield self.wait_for(answer, asked[-1], log), log, end
+        finally:
+            status = end()
         self.assertEqual(status, 0, log.read_text(errors="replace"))
+
+    def wait_for(self, found, what, log):
+        """The first result of found() that is not None."""
+        end = time.monotonic() + 30
+        while (result := found()) is None:
+            self.assertLess(time.monotonic(), end, f"no {what}\n" + log.read_text(errors="replace"))
+            time.sleep(0.1)
+        return result
+
+    def starts(self, folder, name):
+        with self.running(folder, name):
+            pass
 
     def test_single_node(self):
         self.starts("overlays/single-node", "controller")
@@ -437,16 +536,51 @@ class StartTest(unittest.TestCase):
 
     def test_production(self):
         self.starts("overlays/production", "controller")
-        shutil.rmtree(self.directory / "etc")
         self.starts("overlays/production", "agent")
 
     def test_aggregator(self):
         self.starts("overlays/aggregator", "aggregator")
-        shutil.rmtree(self.directory / "etc")
         self.starts("overlays/aggregator", "controller")
 
     def test_ranks_over_tcp(self):
         self.starts("overlays/restricted-pods", "agent")
+
+    def start_etcd(self):
+        """An etcd that asks for a certificate and a login and knows the user weir, as the overlay expects."""
+        own, log = self.directory / "etcd-tls", self.directory / "etcd.log"
+        self.certificates(own, "etcd", ",".join(f"DNS:etcd-{i}.example.com" for i in range(3)), "/CN=etcd")
+        url = f"https://{self.ETCD}:2379"
+        with open(log, "wb") as out:
+            child = subprocess.Popen(
+                [*self.inside, "etcd", f"--data-dir={self.directory}/etcd", f"--listen-client-urls={url}",
+                 f"--advertise-client-urls={url}", f"--cert-file={own}/tls.crt", f"--key-file={own}/tls.key",
+                 "--client-cert-auth", f"--trusted-ca-file={own}/ca.crt", "--logger=zap", "--log-level=error"],
+                stdout=out, stderr=out)
+        self.addCleanup(child.wait, 15)
+        self.addCleanup(child.kill)
+        etcdctl = [*self.inside, "env", "ETCDCTL_API=3", "etcdctl", "--endpoints=https://etcd-0.example.com:2379",
+                   f"--cacert={own}/ca.crt", f"--cert={own}/tls.crt", f"--key={own}/tls.key"]
+        self.wait_for(lambda: True if subprocess.run([*etcdctl, "endpoint", "health"], timeout=30, check=False,
+                                                     capture_output=True).returncode == 0 else None, "etcd", log)
+        for words in ("user add root:secret", "user grant-role root root", "role add weir", "user add weir:own",
+                      "role grant-permission weir --prefix=true readwrite /weir", "user grant-role weir weir", "auth enable"):
+            network.run(*etcdctl, *words.split())
+
+    @unittest.skipIf(shutil.which("etcd") is None, "no etcd")
+    def test_a_standby_follows_the_leader_and_so_does_the_agent(self):
+        self.start_etcd()
+        (first, first_at), (second, second_at) = self.CONTROLLERS.items()
+        with self.running("overlays/standby", "controller", second, second_at) as (ready, _, end), \
+                self.running("overlays/standby", "controller", first, first_at) as (stands_by, _, _), \
+                self.running("overlays/standby", "agent") as (_, log, _):
+            self.assertEqual((ready, stands_by), (b"ok\n", b"ok, standing by\n"))
+
+            def leads(pod):
+                return re.search(rf"{pod}\.\S+ leads in term \d+", log.read_text(errors="replace"))
+            self.wait_for(lambda: leads(second), f"{second} that leads", log)
+            self.assertIsNone(leads(first))
+            end()
+            self.wait_for(lambda: leads(first), f"{first} that leads", log)
 
 
 if __name__ == "__main__":

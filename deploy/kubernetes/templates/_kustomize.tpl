@@ -1,7 +1,7 @@
 {{- /*
 What of Kustomize the directories here use: resources, components, generated ConfigMaps, namespace, labels, images, and
-patches that are JSON patches (add, replace, remove) or delete an object. Anything else fails, and
-tests/deploy/kubernetes_test.py compares every overlay with what kubectl makes of it.
+patches that are JSON patches (add, replace, remove; of lists, an item is added at the end or replaced) or delete an
+object. Anything else fails, and tests/deploy/helm_test.py compares every overlay with what kubectl makes of it.
 */ -}}
 
 {{- /* The objects of a directory, as JSON. at: the directory; root: the chart; items: objects that are there already. */ -}}
@@ -98,6 +98,13 @@ tests/deploy/kubernetes_test.py compares every overlay with what kubectl makes o
     {{- end -}}
     {{- if eq $last "-" -}}
       {{- $_ := set $holder $key (append $into $operation.value) -}}
+    {{- else if kindIs "slice" $into -}}
+      {{- if ne $operation.op "replace" }}{{ fail (printf "the chart cannot %s %s" $operation.op $operation.path) }}{{ end -}}
+      {{- $items := list -}}
+      {{- range $index, $item := $into -}}
+        {{- $items = append $items (ternary $operation.value $item (eq $index (int $last))) -}}
+      {{- end -}}
+      {{- $_ := set $holder $key $items -}}
     {{- else if eq $operation.op "remove" -}}
       {{- $_ := unset $into $last -}}
     {{- else if has $operation.op (list "add" "replace") -}}
