@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMembersMax = 16;
+constexpr size_t kSaidMax = 200;  // bytes of an answer that an error quotes
 constexpr int64_t kPageRows = 128;
 // gRPC's codes, which the gateway passes on.
 constexpr int kCodeResourceExhausted = 8, kCodeUnavailable = 14, kCodeUnauthenticated = 16;
@@ -225,7 +226,7 @@ class EtcdClient::Wire {
       if (code == kCodeResourceExhausted) return ResourceExhausted(StrCat("etcd: ", text));
       if (text.find("permission denied") != std::string::npos ||
           text.find("user name is empty") != std::string::npos) {
-        return FailedPrecondition(StrCat("etcd: ", text, ": give a login with --store-login"));
+        return FailedPrecondition(StrCat("etcd: ", text, ": give a login with --store-login-file"));
       }
       return Internal(StrCat("etcd: ", text, " (code ", code, ")"));
     }
@@ -350,7 +351,10 @@ class EtcdClient::Wire {
       if (!whole) return Unavailable(ErrorText(result.error(), timeout));
     }
     if (!answer.body.is_object()) {
-      return Unavailable(StrCat("it does not speak etcd's API (HTTP ", http_status, ")"));
+      const std::string said =
+          Json(text.substr(0, kSaidMax)).dump(-1, ' ', false, Json::error_handler_t::replace);
+      return Unavailable(
+          StrCat("it does not speak etcd's API (HTTP ", http_status, ", it says ", said, ")"));
     }
     // Calls whose answer is a stream wrap it, and report errors of it with HTTP status 200.
     if (answer.body.contains("result")) answer.body = Json(answer.body["result"]);
