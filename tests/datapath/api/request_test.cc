@@ -11,11 +11,12 @@
 #include <vector>
 
 #include "datapath/api/weir.h"
+#include "tests/support/sanitized.h"
 
 namespace {
 
 constexpr int kThreads = 8;
-constexpr int kRuns = 2000;
+constexpr int kRuns = 2000 / weir::test::kFewer;
 constexpr size_t kElements = 64;
 
 // A session of one rank with one bucket. Its operations end within microseconds, so that threads

@@ -9,6 +9,7 @@
 #include "datapath/base/random.h"
 #include "datapath/wire/frame_seal.h"
 #include "tests/datapath/transport/conformance.h"
+#include "tests/support/sanitized.h"
 
 namespace weir::testing {
 namespace {
@@ -76,7 +77,7 @@ TEST_P(TransportConformance, DeliversEverySizeInOrderWithItsHeader) {
 
 TEST_P(TransportConformance, MovesAllDirectionsAtOnce) {
   constexpr int kWorld = 4;
-  constexpr size_t kSize = 4 << 20;  // more than any socket takes at once
+  constexpr size_t kSize = (4 << 20) / test::kFewer;  // more than any socket takes at once
   World world = Connect(kWorld);
   ASSERT_EQ(world.size(), size_t{kWorld});
   RunRanks(kWorld, [&](int rank) {
@@ -172,7 +173,7 @@ TEST_P(TransportConformance, PostedOperationsAreBounded) {
 TEST_P(TransportConformance, SlowReaderHoldsTheSenderAndLosesNothing) {
   World world = Connect(2);
   ASSERT_EQ(world.size(), 2u);
-  constexpr int kMessages = 40;  // beyond all socket buffers
+  constexpr int kMessages = 40 / test::kFewer;  // beyond all socket buffers
   constexpr size_t kSize = 1 << 20;
   std::vector<Bytes> payloads;
   for (int i = 0; i < kMessages; ++i) payloads.push_back(Pattern(kSize, i));
