@@ -216,9 +216,10 @@ std::string OpenApiDocument(const OpenApiOptions& options) {
   document["components"]["schemas"]["Status"] = {
       {"type", "object"},
       {"properties",
-       {{"code", {{"type", "integer"}}},
-        {"message", {{"type", "string"}}},
-        {"details", {{"type", "array"}, {"items", {{"type", "object"}}}}}}},
+       {{"code", {{"type", "integer"}, {"description", "gRPC's number of the kind of error"}}},
+        {"message", {{"type", "string"}, {"description", "What was expected and found"}}},
+        {"details",
+         {{"type", "array"}, {"description", "Always empty"}, {"items", {{"type", "object"}}}}}}},
       {"required", {"code", "message", "details"}}};
   document["components"]["responses"]["Error"] = {
       {"description", "The error as google.rpc.Status"},
