@@ -6,7 +6,7 @@ import page_tools
 
 DIRECTORY, MISSING = page_tools.browser_tools()
 FIXTURE = page_tools.BUILD / "tests" / "e2e" / "weir-page-fixture"
-TIMEOUT_S = 150
+TIMEOUT_S = 240
 
 
 @unittest.skipIf(MISSING, MISSING)
