@@ -10,7 +10,7 @@ import {createInterface} from "node:readline";
 
 const {chromium} = createRequire(join(process.env.WEIR_NODE_MODULES, "x"))("playwright-core");
 const out = process.env.WEIR_PAGE_OUT;
-const stepTimeoutMs = 30000;  // a training uses the same cores
+const stepTimeoutMs = 60000;  // a training uses the same cores
 
 // Drives weir-page-fixture, whose source lists its commands.
 export class Fixture {
