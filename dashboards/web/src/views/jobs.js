@@ -77,11 +77,10 @@ export default class JobsView {
 
   showJobs() {
     const all = savingsOfAll(this.jobs);
-    const running = this.jobs.filter(passes.running);
     show(this.tiles,
         tile("saved by all jobs", h("span", {class: all.tone}, all.text),
             all.compared_s > 0 ? `in ${seconds(all.compared_s)} of steps` : ""),
-        tile("jobs run", `${running.length} of ${this.jobs.length}`),
+        tile("jobs run", `${this.jobs.filter(passes.running).length} of ${this.jobs.length}`),
         tile("jobs that lose time", String(this.jobs.filter(passes.losing).length)));
     this.controls.hidden = this.jobs.length === 0;
     if (this.jobs.length === 0) {
