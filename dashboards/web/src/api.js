@@ -15,6 +15,14 @@ const backoffMs = {
 
 export class TokenNeeded extends Error {}
 
+// The controller was not reached, or its answer did not come in time or was cut.
+export class NoAnswer extends Error {}
+
+// `answer`: a promise of the browser for a response or for its body.
+const reached = (answer) => answer.catch((error) => {
+  throw new NoAnswer(error.message);
+});
+
 // An error answer of the controller; `code` as in google.rpc.Code.
 export class Refused extends Error {
   constructor(message, code) {
@@ -45,7 +53,7 @@ async function request(path, options) {
   const headers = {Accept: "application/json", ...options.headers};
   if (options.method && hasSession()) headers["Weir-CSRF"] = localStorage.getItem(csrfKey);
   if (hasToken()) headers.Authorization = `Bearer ${sessionStorage.getItem(storageKey)}`;
-  const response = await fetch(path, {...options, headers});
+  const response = await reached(fetch(path, {...options, headers}));
   const role = response.headers.get("Weir-Role");
   if (role) roleKnown(role);
   if (response.ok) return response;
@@ -56,7 +64,8 @@ async function request(path, options) {
 }
 
 export async function get(path) {
-  return (await request(path, {signal: AbortSignal.timeout(timeoutMs)})).json();
+  const response = await request(path, {signal: AbortSignal.timeout(timeoutMs)});
+  return reached(response.json());
 }
 
 // POST or PUT of a JSON body; further headers such as If-Match.
@@ -67,7 +76,7 @@ export async function send(method, path, body, headers = {}) {
     signal: AbortSignal.timeout(timeoutMs),
     headers: {"Content-Type": "application/json", ...headers},
   });
-  return answer.json();
+  return reached(answer.json());
 }
 
 // Begins a session with a code of `weirctl page`; its cookie is not visible here.

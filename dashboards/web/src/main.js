@@ -133,6 +133,11 @@ async function refresh() {
       setConnection("live", "live");
       element("loading")?.remove();
       showError(error);
+    } else if (!(error instanceof api.NoAnswer)) {
+      setConnection("live", "live");
+      setStale(true);
+      showError(`This page failed: ${error.message}`);
+      console.error(error);
     } else {
       const age =
           answered ? `; what you see is ${Math.round((Date.now() - answered) / 1000)} s old` : "";

@@ -347,3 +347,13 @@ test("the page says that the controller is gone, and how old its data are", asyn
   await tab.check(/net::ERR|Failed to load/);
   await tab.close();
 });
+
+test("a fault of the page itself is not taken for a silent controller", async () => {
+  const tab = await openTab(browser, fixture.url, {address: "/#/policies"});
+  await tab.page.route("**/v1/jobs", (route) => route.fulfill({json: {jobs: [{name: "lm", ranks: 5}]}}));
+  await tab.page.goto(`${fixture.url}/#/jobs`);
+  await waitFor(tab.page, "#error", /This page failed: .*filter/);
+  await waitFor(tab.page, "#connection", /live/);
+  await tab.check(/^console: .*filter/);
+  await tab.close();
+});
