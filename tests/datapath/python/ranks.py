@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function as several ranks in forked processes, with a deadline for all of them."""
+import contextlib
 import datetime
+import gc
+import importlib
 import multiprocessing
 import os
 import socket
@@ -13,6 +16,14 @@ import torch.distributed as dist
 import weir
 import weir.process_group
 import weir.steps
+
+# DistributedDataParallel's constructor and fully_shard() import these: 2 to 4 s of processor time, in every rank
+# anew unless the process that they are forked from has done so. An old torch lacks them, or fails at them.
+for _late in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"):
+    with contextlib.suppress(Exception):
+        importlib.import_module(_late)
+gc.collect()
+gc.freeze()  # otherwise a rank's garbage collection writes to, and so copies, every page that it was forked with
 
 DEADLINE_S = 60.0
 _fork = multiprocessing.get_context("fork")
