@@ -7,6 +7,7 @@ import threading
 import time
 import unittest
 
+import torch
 import torch.distributed as dist
 import weir
 from weir import regroup
@@ -69,6 +70,7 @@ def with_losses(rank, world, sync, deaths, steps):
 
 
 def without_agent(rank, world, agent):
+    """Steps until every rank has had the plan and lost its agent, and then through three more periods."""
     net = DistributedDataParallel(model())
     optimizer = optimizer_of(net, "sgd")
     state = weir.attach(net, agent=agent, optimizer=optimizer, compare_parameters=True, compare_every_steps=1)
@@ -78,7 +80,9 @@ def without_agent(rank, world, agent):
         loss_of(net, rank, step).backward()
         optimizer.step()
         stats = state.stats()
-        left -= stats.plan_version == 2
+        alone = torch.tensor(float(stats.plan_version == 2 and not stats.agent_connected))
+        dist.all_reduce(alone, dist.ReduceOp.MIN)
+        left -= int(alone)
         if left == 0:
             break
         time.sleep(0.001)
@@ -113,14 +117,15 @@ class LocalFaultsTest(unittest.TestCase):
             agent.offer(plan_of(2, PERIOD))
 
             def leave():
-                time.sleep(2)
+                agent.wait_until_active(2, deadline_s=40.0)
                 for connection in list(agent._ranks.values()):
                     connection.close()
                 agent.__exit__()
             threading.Thread(target=leave, daemon=True).start()
             results = [r for r, _ in ranks.run(2, without_agent, agent.address)]
-        for found, version, _, compared in results:
+        for found, version, connected, compared in results:
             self.assertEqual(version, 2)
+            self.assertFalse(connected)
             self.assertGreaterEqual(compared, 2)
             self.assertEqual(largest_difference(found, results[0][0]), 0.0)
 

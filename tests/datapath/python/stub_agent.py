@@ -27,6 +27,8 @@ class StubAgent:
         self._ranks = {}  # rank -> its connection
         self._plan = None
         self._lock = threading.Lock()
+        self._active = {}  # rank -> the version that it said is active
+        self._activated = threading.Condition()
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()
@@ -48,6 +50,12 @@ class StubAgent:
             self._plan = {"offer": {"nonce": "n", "plan": plan}}
             for connection in self._ranks.values():
                 self._send(connection, self._plan)
+
+    def wait_until_active(self, version, deadline_s):
+        """Returns whether all ranks said in time that this version, or a later one, is active."""
+        with self._activated:
+            return self._activated.wait_for(
+                lambda: sum(found >= version for found in self._active.values()) == self._world, deadline_s)
 
     def _accept(self, server):
         with contextlib.suppress(OSError):
@@ -83,6 +91,9 @@ class StubAgent:
                         if len(self._acks[version]) == self._world:
                             self._send(self._ranks[0], {"arm": {"version": version}})
                 active = int(message.get("active", {}).get("version", 0))
+                with self._activated:
+                    self._active[rank] = max(active, self._active.get(rank, 0))
+                    self._activated.notify_all()
                 if rank == 0 and active in self.offer_when_active:
                     self.offer(self.offer_when_active.pop(active))
 
