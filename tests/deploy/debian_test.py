@@ -23,7 +23,7 @@ BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 ROOTS = ROOT / ".cache" / "debians"
 PYTHON_TESTS = ROOT / "tests" / "datapath" / "python"
 SKIPPED = 77
-MAKING_S, BUILDING_S, TEST_S = 420, 1500, 600
+MAKING_S, BUILDING_S, TEST_S = 600, 2400, 900
 PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
             "python3-torch"]
 BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
