@@ -17,8 +17,8 @@ import weir
 import weir.process_group
 import weir.steps
 
-# DistributedDataParallel's constructor and fully_shard() import these: 2 to 4 s of processor time, in every rank
-# anew unless the process that they are forked from has done so. An old torch lacks them, or fails at them.
+# DistributedDataParallel's constructor and fully_shard() import these: 2 to 4 s of processor time in every rank,
+# unless the process that they are forked from has done so. An old torch lacks them, or fails at them.
 for _late in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"):
     with contextlib.suppress(Exception):
         importlib.import_module(_late)
