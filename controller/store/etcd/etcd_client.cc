@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "datapath/base/log.h"
 #include "deploy/program/name_lookup.h"
 #include "deploy/program/tls/tls_files.h"
 
@@ -189,7 +190,7 @@ class EtcdClient::Wire {
     for (bool logged_in_again = false; true;) {
       const TimePoint now = RealClock().Now();
       if (now >= deadline) break;
-      if (token_.empty() && !options_.user.empty()) {
+      if (token_.empty() && !options_.user.empty() && !open_) {
         const Status allowed = LogIn(deadline);
         if (allowed.code() == StatusCode::kFailedPrecondition) return allowed;
         if (!allowed.ok()) {
@@ -211,9 +212,12 @@ class EtcdClient::Wire {
         return std::move(answer->body);
       }
       const std::string text = Text(answer->body, "message");
-      if ((code == kCodeUnauthenticated || text.find("invalid auth token") != std::string::npos) &&
-          !options_.user.empty() && !logged_in_again) {
+      const bool login_wanted = code == kCodeUnauthenticated ||
+                                text.find("invalid auth token") != std::string::npos ||
+                                (open_ && text.find("user name is empty") != std::string::npos);
+      if (login_wanted && !options_.user.empty() && !logged_in_again) {
         token_.clear();
+        open_ = false;
         logged_in_again = true;
         continue;
       }
@@ -274,6 +278,16 @@ class EtcdClient::Wire {
     }
     token_ = Text(answer.body, "token");
     if (!token_.empty()) return OkStatus();
+    // As etcd's own clients do: a cluster whose authentication is yet to be switched on, or was
+    // switched off, takes calls from everybody.
+    if (Text(answer.body, "message").find("authentication is not enabled") != std::string::npos) {
+      open_ = true;
+      Log(LogLevel::kWarning, "controller",
+          StrCat("etcd asks for no login, so that of user '", options_.user,
+                 "' is not used: whoever reaches etcd can change what is stored; switch it on with "
+                 "'etcdctl auth enable'"));
+      return OkStatus();
+    }
     return FailedPrecondition(StrCat("etcd refuses the login of user '", options_.user,
                                      "': ", Text(answer.body, "message")));
   }
@@ -373,6 +387,7 @@ class EtcdClient::Wire {
   std::shared_ptr<const TlsMaterial> material_;
   std::vector<Line> lines_;
   std::string token_;
+  bool open_ = false;  // etcd said that it asks for no login
   size_t current_ = 0, turns_ = 0;
 };
 
