@@ -78,7 +78,7 @@ struct RefusalToRank {
   std::string job;
   uint32_t rank = 0;  // as it was greeted with, also out of range
   std::string reason;
-  double retry_after_s = 0;  // 0: the rank shall not try again
+  double retry_after_s = 0;  // as in RankRefusal
 };
 using AgentOrder = std::variant<Welcome, PeerList, ScheduledProbe, OrderToRank, RefusalToRank>;
 
