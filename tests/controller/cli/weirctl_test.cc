@@ -9,7 +9,9 @@ namespace weir::cli {
 namespace {
 
 using testing::AllOf;
+using testing::Ge;
 using testing::HasSubstr;
+using testing::Le;
 using testing::Not;
 using testing::StartsWith;
 
@@ -26,12 +28,13 @@ TEST_F(WeirctlTest, GetAndDescribeShowEveryResourceInEveryOutput) {
     const Ran table = Run({"get", kind.kind});
     EXPECT_EQ(table.code, kOk) << table.error;
     EXPECT_THAT(table.output, AllOf(HasSubstr(kind.header), HasSubstr(kind.in_table)));
-    const nlohmann::json all = Json({"get", kind.kind});
-    ASSERT_TRUE(all.contains(kind.kind)) << all.dump();
-    EXPECT_FALSE(all[kind.kind].empty()) << kind.kind;
+    const size_t before = Json({"get", kind.kind})[kind.kind].size();
+    EXPECT_GT(before, 0u) << kind.kind;
     const Ran yaml = Run({"get", kind.kind, "-o", "yaml"});
     ASSERT_EQ(yaml.code, kOk);
-    EXPECT_EQ(YAML::Load(yaml.output)[kind.kind].size(), all[kind.kind].size()) << yaml.output;
+    const size_t after = Json({"get", kind.kind})[kind.kind].size();  // a decision may have come
+    EXPECT_THAT(YAML::Load(yaml.output)[kind.kind].size(), AllOf(Ge(before), Le(after)))
+        << yaml.output;
     const Ran described = Run({"describe", kind.kind, kind.name});
     ASSERT_EQ(described.code, kOk) << described.error;
     EXPECT_THAT(described.output, testing::ContainsRegex("(^|\n)[A-Z][a-z ]+:")) << kind.kind;
