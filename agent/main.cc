@@ -69,7 +69,8 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   app.add_option("--listen-ranks", flags->listen_ranks,
                  "IP:PORT for ranks over TCP; needs --token-file")
       ->type_name("ADDRESS");
-  app.add_option("--token-file", flags->token_file, "file with the token that TCP ranks must prove to know")
+  app.add_option("--token-file", flags->token_file,
+                 "file with the token that TCP ranks must prove to know")
       ->type_name("FILE");
   app.add_option("--probe-port", agent.probe_port,
                  "port of UDP echo and TCP connect probes; 0: any free one")

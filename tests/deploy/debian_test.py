@@ -131,7 +131,7 @@ def built_there(root, suite):
         for command in (["cmake", "-S", ".", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWEIR_TESTS=OFF",
                          "-DCMAKE_CXX_FLAGS=-Werror", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
                          f"-DWEIR_SIMD_LEFT_OUT={SIMD_LEFT_OUT}"],
-                        ["ninja", "-C", build, "-j", max(1, os.cpu_count() // 2)]):
+                        ["ninja", "-C", build, "-j", os.cpu_count()]):
             if inside(root, command, BUILDING_S, stdout=out, stderr=subprocess.STDOUT).returncode != 0:
                 words = log.read_text(encoding="utf-8", errors="replace").splitlines()
                 print("\n".join(words[-60:]))
