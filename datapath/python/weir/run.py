@@ -37,6 +37,7 @@ GRACE_S = 10.0
 ASK_S = 10.0
 LEFT_S = 2.0
 SOCKET_PATH_MAX = 107  # of sockaddr_un
+_UNFIT = frozenset(":%#?,")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _PARTS = ("controller/server", "controller/cli", "agent")  # of a build directory
@@ -71,7 +72,7 @@ def _tail(path):
 
 def private_directory(path):
     """Makes a directory that only this user can use, or takes one that others cannot write to. Returns its
-    pathlib.Path. RunError: it is a link, or others could write there."""
+    pathlib.Path. RunError: it is a link, others could write there, or its path does not suit what is told of it."""
     path = pathlib.Path(os.path.abspath(path))
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,6 +86,8 @@ def private_directory(path):
             why = f"it belongs to user {status.st_uid}"
         elif status.st_mode & 0o022:
             why = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o}); expected 0700"
+        elif unfit := sorted(set(str(path)) & _UNFIT):
+            why = f"its path has a '{unfit[0]}', which has a meaning in PYTHONPATH or in gRPC's addresses"
         elif len(str(path / "controller.sock")) > SOCKET_PATH_MAX:
             why = f"the paths of its sockets would be longer than {SOCKET_PATH_MAX} bytes"
     if why:
@@ -172,7 +175,7 @@ class ControlPlane:
         child = self._start(log, "weir-controller", "--listen-grpc", listen, "--listen-http",
                             f"127.0.0.1:{options.page_port}", "--state", self._directory / "controller.db",
                             *more)
-        self.page = "http://" + self._wait_for(child, log, r"gRPC on \S+, HTTP on (\S+),")[1]
+        self.page = "http://" + self._wait_for(child, log, r"gRPC on .*, HTTP on (\S+), state in ")[1]
 
     def _make_token(self):
         """Makes the token of the page and of weirctl. Returns the file that lets the controller know it."""

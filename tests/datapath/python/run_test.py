@@ -237,6 +237,21 @@ class RunTest(unittest.TestCase):
         status, output = self.finish(self.start_command(["true"], ["--directory", str(link)]))
         self.assertEqual((status, os.listdir(own)), (1, []), output)
 
+    def test_a_directory_may_have_a_space_in_its_name(self):
+        state = self.directory / "run 1 of ü"
+        begin = time.monotonic()
+        status, output = self.finish(self.start_command(
+            [sys.executable, "-c", "import weir; print(weir.__file__)"], ["--directory", str(state)]))
+        self.assertEqual(status, 0, output)
+        self.assertIn(f"{state}/path/weir/__init__.py", output)
+        self.assertIn("page http://127.0.0.1:", output)
+        self.assertLess(time.monotonic() - begin, weir.run.START_S)
+
+    def test_a_directory_whose_path_is_not_taken_as_it_is_elsewhere_is_refused(self):
+        for sign in ":%#?,":
+            with self.assertRaisesRegex(weir.run.RunError, f"its path has a '[{sign}]'"):
+                weir.run.private_directory(self.directory / f"a{sign}b")
+
     def test_other_users_of_the_host_reach_neither_grpc_nor_the_page(self):
         state = self.directory / "state"
         child = self.start_command(["sh", "-c", "echo up; sleep 100"], ["--directory", str(state)])
