@@ -8,7 +8,6 @@ the sum, the time is measured, a step with NaN or infinity is skipped, and plans
 """
 import contextlib
 import math
-import os
 import threading
 import time
 from typing import Any, Callable, Optional
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
+from weir import environment
 from weir import staging
 from weir import versions
 from weir._lib import WeirError
@@ -24,7 +24,6 @@ from weir.session import Session
 
 _CHECKS_S = 0.05          # between looks at whether the session has failed meanwhile
 _POLL_MAX_S = 1e-3        # between looks at an event of a device
-_ENV = "WEIR_FRAMEWORK_DENSE"
 
 
 class FrameworkGroup:
@@ -84,8 +83,8 @@ def group_of(group: Any, parameters: Any, timeout_s: float) -> Optional[Framewor
 
     By default that is NCCL's group. WEIR_FRAMEWORK_DENSE=1 takes any backend but Weir's, and 0 none.
     """
-    wanted = os.environ.get(_ENV, "")
-    if wanted == "0":
+    wanted = environment.read("WEIR_FRAMEWORK_DENSE", bool)
+    if wanted is False:
         return None
     kinds = {parameter.device.type for parameter in parameters}
     backend = versions.backend_of(group, kinds.pop()) if len(kinds) == 1 else ""

@@ -15,7 +15,7 @@ VARIABLES = {  # that are wrong: what is said to be expected
     "WEIR_TIMEOUT_S=abc": "a number of seconds", "WEIR_TIMEOUT_S=-1": "a number of seconds",
     "WEIR_ENCODE_WORKERS=x": "a whole number", "WEIR_COMPARE_EVERY_STEPS=1.5": "a whole number",
     "WEIR_ENCRYPT=yes": "0 or 1", "WEIR_UNAUTHENTICATED=no": "0 or 1",
-    "WEIR_COMPARE_PARAMETERS=on": "0 or 1",
+    "WEIR_COMPARE_PARAMETERS=on": "0 or 1", "WEIR_FRAMEWORK_DENSE=false": "0 or 1",
 }
 OPTIONS = {"job": 5, "job_key": "text", "listen": 5, "rank": "0", "peers": "127.0.0.1:1", "encrypt": 1,
            "encode_workers": True, "operation_timeout_s": "1", "optimizer": 0.1, "scaler": 65536.0}
