@@ -64,9 +64,16 @@ def _reduction(op: Any, dtype: torch.dtype) -> Tuple[int, int]:
     if dtype == torch.bool:  # sums are "or", products "and", as in torch
         return _lib.UINT8, {_lib.SUM: _lib.MAX, _lib.PRODUCT: _lib.MIN}.get(found, found)
     if dtype not in _DTYPES:
-        raise ValueError(f"weir: cannot reduce {dtype}: expected one of "
-                         f"{', '.join(map(str, _DTYPES))}, complex sums or torch.bool")
+        raise ValueError(f"weir: cannot reduce {dtype} by {_name_of(op)}: expected one of "
+                         f"{', '.join(map(str, _DTYPES))} or torch.bool, or SUM or AVG of complex numbers")
     return _DTYPES[dtype], found
+
+
+def _numbers(tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    """A contiguous tensor as libweir reduces it: complex numbers that are summed by their parts."""
+    if tensor.is_complex() and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        return torch.view_as_real(tensor)
+    return tensor
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -219,9 +226,7 @@ class WeirProcessGroup(versions.ProcessGroup):
         for tensor in tensors:
             _check(tensor)
             flat = tensor.contiguous()
-            numbers = flat
-            if flat.is_complex() and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-                numbers = torch.view_as_real(flat)
+            numbers = _numbers(flat, op)
             dtype, reduction = _reduction(op, numbers.dtype)
             operations.append(self._communicator.all_reduce(numbers.data_ptr(), numbers.numel(),
                                                             dtype, reduction))
@@ -242,8 +247,9 @@ class WeirProcessGroup(versions.ProcessGroup):
     def reduce(self, tensors: _Tensors, opts: Any) -> works.Work:
         tensor = _check(_one(tensors, "reduce"))
         flat = tensor.contiguous()
-        dtype, reduction = _reduction(opts.reduceOp, flat.dtype)
-        operation = self._communicator.reduce(flat.data_ptr(), flat.numel(), dtype, reduction,
+        numbers = _numbers(flat, opts.reduceOp)
+        dtype, reduction = _reduction(opts.reduceOp, numbers.dtype)
+        operation = self._communicator.reduce(numbers.data_ptr(), numbers.numel(), dtype, reduction,
                                               opts.rootRank)
         copies = [(tensor, flat)] if flat.data_ptr() != tensor.data_ptr() else []
         return self._work([operation], [flat], [tensor], lambda: _copy_all(copies))
@@ -257,9 +263,10 @@ class WeirProcessGroup(versions.ProcessGroup):
                              f"elements of {output.dtype}, found {source.numel()} of "
                              f"{source.dtype}")
         given, taken = source.contiguous(), output.contiguous()
-        dtype, reduction = _reduction(_op(opts), taken.dtype)
-        operation = self._communicator.reduce_scatter(given.data_ptr(), taken.data_ptr(),
-                                                      taken.numel(), dtype, reduction)
+        numbers = _numbers(taken, _op(opts))
+        dtype, reduction = _reduction(_op(opts), numbers.dtype)
+        operation = self._communicator.reduce_scatter(given.data_ptr(), numbers.data_ptr(),
+                                                      numbers.numel(), dtype, reduction)
         copies = [(output, taken)] if taken.data_ptr() != output.data_ptr() else []
         return self._work([operation], [given, taken], [output], lambda: _copy_all(copies))
 

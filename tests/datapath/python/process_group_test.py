@@ -60,6 +60,14 @@ def _reductions(rank, world):
     numbers = torch.full((4,), 1 + 2j)
     dist.all_reduce(numbers, group=group)
     _expect_equal(numbers, torch.full((4,), world * (1 + 2j)), "all_reduce of complex")
+    for dtype in (torch.complex64, torch.complex128):
+        parts = [torch.tensor([1 + 2j, -3j], dtype=dtype) * (r + 1) for r in range(world)]
+        total, own = sum(parts), parts[rank].clone()
+        dist.reduce(own, 0, group=group)
+        _expect_equal(own, total if rank == 0 else own, f"reduce of {dtype}")
+        part = torch.empty(2, dtype=dtype)
+        dist.reduce_scatter_tensor(part, torch.cat(world * [parts[rank]]), group=group)
+        _expect_equal(part, total, f"reduce_scatter of {dtype}")
     columns = _tensor(rank, (6, 4), torch.float32).t()  # not contiguous
     expected = sum(_tensor(r, (6, 4), torch.float32) for r in range(world)).t()
     dist.all_reduce(columns, group=group)
