@@ -5,6 +5,9 @@ With --peers, on every host of a job at the same time: whether the hosts reach e
 `python3 -m weir run` runs a training command with an agent and a controller of its own (weir/run.py).
 """
 import argparse
+import contextlib
+import ipaddress
+import json
 import os
 import pathlib
 import socket
@@ -19,6 +22,7 @@ CONNECT_TIMEOUT_S = 10.0
 PEERS_PORT = 29600
 PEERS_WAIT_S = 20.0
 MTU_BYTES_USUAL = 1500
+SOCKET_PATH_MAX = 107  # of sockaddr_un
 NCCL_PLUGIN = "libnccl-weir.so"
 _PEERS_TOKEN = "weir check"
 
@@ -31,6 +35,37 @@ def check_library():
     codecs = ", ".join(c["name"] for c in abilities.get("codecs", []))
     collectives = ", ".join(c["name"] for c in abilities.get("collectives", []))
     return (f"{path}, version {_lib.version()}; codecs: {codecs}; collectives: {collectives}")
+
+
+class Wrong(RuntimeError):
+    """A setting that keeps training from starting, whatever it sets."""
+
+
+def check_settings():
+    """Checks the variables that weir.attach reads, by the same means. Returns the names of those that are set."""
+    import weir
+    from weir import addresses
+    from weir.environment import read
+    read("WEIR_COMPARE_PARAMETERS", bool)
+    read("WEIR_FRAMEWORK_DENSE", bool)
+    addresses.alone()
+    job = read("WEIR_JOB") or read("TORCHELASTIC_RUN_ID") or "training"
+    plan_file, world = read("WEIR_PLAN_FILE"), max(2, read("WORLD_SIZE", int, 2))
+    if plan_file and _is_for_a_certain_world(plan_file):
+        plan_file = None  # which may be another one
+    weir.Session(job, 0, world, plan_file=plan_file, operation_timeout_s=read("WEIR_TIMEOUT_S", float, 0.0),
+                 encode_workers=read("WEIR_ENCODE_WORKERS", int, 0),
+                 compare_every_steps=read("WEIR_COMPARE_EVERY_STEPS", int, 0), labels=read("WEIR_LABELS"),
+                 local_steps=True, caller_sums=True, **weir.keys.settings()).close()
+    found = sorted(name for name, value in os.environ.items() if name.startswith("WEIR_") and value)
+    return ", ".join(found) if found else "no variable is set, and none needs to be"
+
+
+def _is_for_a_certain_world(path):
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        plan = json.load(file)
+        return isinstance(plan, dict) and not {"ring_order", "shard_shares", "leases"}.isdisjoint(plan)
+    return False
 
 
 def check_transport():
@@ -93,22 +128,31 @@ def check_nccl_plugin():
     return f"{found}; " + (f"used by {', '.join(used)}" if used else "NCCL uses it if NCCL_ENV_PLUGIN names it")
 
 
+def _address_of(agent):
+    """(family, address) of WEIR_AGENT as libweir takes it, which asks no name server. Wrong: it would refuse it."""
+    kind, _, rest = agent.partition(":")
+    host, _, port = rest.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    with contextlib.suppress(ValueError):
+        if kind == "unix" and 0 < len(os.fsencode(rest)) <= SOCKET_PATH_MAX:
+            return socket.AF_UNIX, rest
+        if kind == "tcp" and port.isdigit() and 0 < int(port) < 65536:
+            found = ipaddress.ip_address(host)
+            return socket.AF_INET if found.version == 4 else socket.AF_INET6, (host, int(port))
+    raise Wrong(f"WEIR_AGENT is {agent}: expected unix:/path or tcp:host:port with a numeric host or 'localhost'")
+
+
 def check_agent(agent):
     """Checks that the agent accepts connections."""
     if not agent:
         raise RuntimeError("WEIR_AGENT is not set: expected unix:/path or tcp:host:port")
-    kind, _, rest = agent.partition(":")
-    if kind == "unix":
-        family, address = socket.AF_UNIX, rest
-    elif kind == "tcp" and rest.rpartition(":")[2].isdigit():
-        host, port = interfaces.split(rest)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        address = (host, port)
-    else:
-        raise RuntimeError(f"WEIR_AGENT is {agent}: expected unix:/path or tcp:host:port")
+    family, address = _address_of(agent)
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.settimeout(AGENT_TIMEOUT_S)
-        connection.connect(address)
+        try:
+            connection.connect(address)
+        except OSError as error:
+            raise RuntimeError(f"{agent}: {(error.strerror or str(error)).lower()}") from None
     return f"{agent} accepts connections"
 
 
@@ -177,7 +221,8 @@ def check(agent):
     """Prints every finding. Returns 0 if training could run, else 1. What training can do without is a warning."""
     failed = False
     # Name, function, and True or what a failure leaves possible.
-    findings = (("library", check_library, True), ("transport", check_transport, True),
+    findings = (("library", check_library, True), ("settings", check_settings, True),
+                ("transport", check_transport, True),
                 ("torch", check_torch, True),
                 ("agent", lambda: check_agent(agent), "a plan file or dense training works without"),
                 ("nccl_plugin", check_nccl_plugin, "only needed to measure and steer NCCL"))
@@ -185,8 +230,9 @@ def check(agent):
         try:
             print(f"ok       {name}: {finding()}")
         except Exception as error:  # every failure is a finding
-            failed |= needed is True
-            print(f"missing  {name}: {error}" if needed is True else f"warning  {name}: {error} ({needed})")
+            missing = needed is True or isinstance(error, Wrong)
+            failed |= missing
+            print(f"missing  {name}: {error}" if missing else f"warning  {name}: {error} ({needed})")
     return 1 if failed else 0
 
 

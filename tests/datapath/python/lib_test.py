@@ -18,6 +18,7 @@ import unittest
 from unittest import mock
 
 import weir
+from weir import __main__
 from weir import _lib
 from weir import keys
 
@@ -94,9 +95,32 @@ class LibraryTest(unittest.TestCase):
     def test_check_names_an_agent_that_does_not_answer(self):
         code, words = check(WEIR_AGENT="unix:/nonexistent/agent.sock")
         self.assertEqual(code, 0)
-        self.assertIn("warning  agent", words)
+        self.assertIn("warning  agent: unix:/nonexistent/agent.sock: no such file", words)
+
+    def test_check_fails_where_attach_would_refuse_the_agent(self):
         code, words = check(WEIR_AGENT="agent.example")
-        self.assertIn("expected unix:/path or tcp:host:port", words)
+        self.assertEqual(code, 1, words)
+        self.assertIn("missing  agent: WEIR_AGENT is agent.example: expected unix:/path or tcp:host:port", words)
+        for agent in ("tcp:agent.example:7000", "tcp:127.0.0.1", "unix:", "unix:/" + 107 * "a"):
+            with self.assertRaisesRegex(__main__.Wrong, agent):
+                __main__.check_agent(agent)
+            with self.assertRaisesRegex(weir.InvalidArgument, agent):
+                weir.Session("wrong", 0, 1, agent=agent)
+
+    def test_check_fails_where_attach_would_refuse_a_setting(self):
+        for name, value, expected in (
+                ("WEIR_LISTEN", "203.0.113.7:0", "is not an address of this host"), ("WEIR_INTERFACE", "no0", "no0"),
+                ("WEIR_TIMEOUT_S", "soon", "a number of seconds"), ("WEIR_ENCODE_WORKERS", "77", "1..16"),
+                ("WEIR_COMPARE_EVERY_STEPS", "x", "a whole number"), ("WEIR_COMPARE_PARAMETERS", "x", "0 or 1"),
+                ("WEIR_FRAMEWORK_DENSE", "x", "0 or 1"), ("WEIR_LABELS", "x", "KEY=VALUE"),
+                ("WEIR_PLAN_FILE", "/nonexistent", "cannot be opened")):
+            with mock.patch.dict(os.environ, {name: value}), self.assertRaisesRegex(weir.WeirError, expected):
+                __main__.check_settings()
+        code, words = check(WEIR_TIMEOUT_S="soon")
+        self.assertEqual(code, 1, words)
+        self.assertIn("missing  settings: weir: WEIR_TIMEOUT_S: expected a number of seconds", words)
+        with mock.patch.dict(os.environ, {"WEIR_LABELS": "team=a", "WEIR_TIMEOUT_S": "5"}):
+            self.assertRegex(__main__.check_settings(), "WEIR_LABELS, .*WEIR_TIMEOUT_S")
 
 
 class SessionTest(unittest.TestCase):
