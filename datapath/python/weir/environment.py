@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads settings from the environment, all in one way. Knows nothing of torch."""
+"""Reads settings from the environment, all in one way, and checks names. Knows nothing of torch."""
 import math
 import os
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from weir import _lib
 from weir._lib import WeirError
+
+
+JOB_BYTES_MAX = 200  # that an agent takes
+
+
+def check_job(name: str, rank: Optional[int] = None) -> str:
+    """Returns the name of a job. InvalidArgument: agents would refuse it, and ranks run dense for that."""
+    size = len(name.encode(errors="surrogateescape"))
+    if not 0 < size <= JOB_BYTES_MAX:
+        raise WeirError(f"job: expected a name of 1 to {JOB_BYTES_MAX} bytes, found {size}",
+                        _lib.INVALID_ARGUMENT, rank)
+    if any(ord(sign) < 0x20 or ord(sign) == 0x7f for sign in name):
+        raise WeirError(f"job: expected a name without control characters, found {name!r}",
+                        _lib.INVALID_ARGUMENT, rank)
+    return name
 
 
 def _flag(value: str) -> bool:

@@ -29,6 +29,7 @@ import time
 from typing import Any, List
 
 from weir import _lib
+from weir import environment
 from weir import interfaces
 
 START_S = 15.0
@@ -405,7 +406,7 @@ def parser(add=argparse.ArgumentParser):
                        help="several nodes: the one that has the address HOST runs the controller there")
     made.add_argument("--insecure", action="store_true",
                       help="allow plain text between nodes, on a network that nobody else uses")
-    made.add_argument("--job", default=os.environ.get("WEIR_JOB") or "training",
+    made.add_argument("--job", type=_job, default=os.environ.get("WEIR_JOB") or "training",
                       help="name of the job; WEIR_JOB, else %(default)s")
     made.add_argument("--policy", metavar="DIRECTORY", help="policy files of the own controller")
     made.add_argument("--directory", help="for state and logs, kept; default: a temporary one")
@@ -414,6 +415,14 @@ def parser(add=argparse.ArgumentParser):
                       help="attach Weir to every model in DDP or FSDP that the command trains")
     made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
     return made
+
+
+def _job(text):
+    """The name of a job, for argparse."""
+    try:
+        return environment.check_job(text)
+    except _lib.WeirError as error:
+        raise argparse.ArgumentTypeError(error.message.removeprefix("job: ")) from None
 
 
 def _endpoint(text):

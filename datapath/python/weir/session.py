@@ -7,6 +7,7 @@ import os
 from typing import Optional
 
 from weir import _lib
+from weir import environment
 from weir._lib import WeirError
 
 ERROR_BYTES = 2048
@@ -34,7 +35,7 @@ class Session:
                  job_key=None, encrypt=False, unauthenticated=False, device=None,
                  local_steps=False, labels=None, caller_sums=False):
         self._library = _lib.library()
-        self.job = job
+        self.job = environment.check_job(job, rank)
         self.rank = rank
         self.world = world
         self.security = dict(job_key=job_key, encrypt=encrypt, unauthenticated=unauthenticated)

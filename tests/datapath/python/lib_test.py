@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and describing the library, sessions without torch, and `python3 -m weir check`."""
+import contextlib
 import ctypes
 import ctypes.util
 import inspect
+import io
 import os
 import pathlib
 import pickle
@@ -21,6 +23,7 @@ import weir
 from weir import __main__
 from weir import _lib
 from weir import keys
+from weir import run
 
 HEADER = pathlib.Path(__file__).resolve().parents[3] / "datapath" / "api" / "weir.h"
 
@@ -146,6 +149,16 @@ class SessionTest(unittest.TestCase):
             weir.Session("wrong", 3, 2)
         self.assertEqual(caught.exception.status, _lib.INVALID_ARGUMENT)
         self.assertIn("rank", str(caught.exception))
+
+    def test_a_name_that_agents_refuse_is_refused_at_once(self):
+        for job, why in (("", "found 0"), (201 * "a", "found 201"), (101 * "ü", "found 202"),
+                         ("a\nb", "control characters"), ("a\0b", "control characters")):
+            with self.assertRaisesRegex(weir.InvalidArgument, f"job: expected a name .*{why}"):
+                weir.Session(job, 0, 1)
+            with contextlib.redirect_stderr(io.StringIO()) as words, self.assertRaises(SystemExit):
+                run.main(["--job", job, "--", "true"])
+            self.assertRegex(words.getvalue(), f"argument --job: expected a name .*{why}")
+        weir.Session(198 * "a" + "ü", 0, 1).close()
 
     def test_bad_plan_file_says_why(self):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as plan:
