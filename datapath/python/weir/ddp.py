@@ -55,7 +55,7 @@ from weir.non_finite import Agreement
 from weir.session import Session
 from weir.staging import device_of, future_of
 from weir.steps import (Steps, at_end_of_backward, attached, begin_with_forward, columns,
-                        communicator, in_backward)
+                        communicator, in_backward, reduced_parameters)
 from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
@@ -202,7 +202,8 @@ class DDPState(Steps):
         module = getattr(model, "module", model)
         super().__init__(module, scaler)
         # Names are looked up by identity; the parameters live as long as these tables.
-        self._by_name = dict(module.named_parameters())
+        self._by_name = reduced_parameters(model)
+        self._parameters = list(self._by_name.values())
         self._names = {id(p): name for name, p in self._by_name.items()}
         self._restored = None  # in the first steps after load_state_dict()
         self._watch: Optional[Watch] = None
@@ -237,7 +238,7 @@ class DDPState(Steps):
             self._compare_parameters = compare_parameters
             timeout_s = operation_timeout_s or read("WEIR_TIMEOUT_S", float, 0.0, self.rank)
             if not (join or peers or numbered):
-                self._framework = self._framework_of(group, list(module.parameters()),
+                self._framework = self._framework_of(group, self._parameters,
                                                      timeout_s or TIMEOUT_S)
             listen = listen or read("WEIR_LISTEN")
             if peers:
@@ -253,7 +254,7 @@ class DDPState(Steps):
                 encode_workers=encode_workers or read("WEIR_ENCODE_WORKERS", int, 0, self.rank),
                 compare_every_steps=(compare_every_steps
                                      or read("WEIR_COMPARE_EVERY_STEPS", int, 0, self.rank)),
-                device=device_of(list(module.parameters())), local_steps=optimizer is not None,
+                device=device_of(self._parameters), local_steps=optimizer is not None,
                 labels=read("WEIR_LABELS"),
                 caller_sums=self._framework is not None,
                 **keys.settings(job_key, encrypt, unauthenticated))
@@ -263,7 +264,7 @@ class DDPState(Steps):
                 self.session = _connected(Session(job, self.rank, self.world, **options), peers)
             else:
                 self.session = self._meet(job, options, meeting, fingerprint.of(
-                    module, whole=isinstance(model, DistributedDataParallel),
+                    self._by_name, whole=isinstance(model, DistributedDataParallel),
                     equal=optimizer is None))
         self.rank, self.world = self.session.rank, self.session.world
         if optimizer is not None:

@@ -9,7 +9,7 @@ the names and types are compared.
 """
 import math
 import zlib
-from typing import List
+from typing import Dict, List
 
 import torch
 
@@ -22,13 +22,13 @@ _TOLERANCE = 1e-3  # of the sum of magnitudes
 _SHOWN_MAX = 8
 
 
-def of(module: torch.nn.Module, whole: bool, equal: bool = True) -> str:
-    """Returns the text on a module. O(parameters).
+def of(parameters: Dict[str, torch.Tensor], whole: bool, equal: bool = True) -> str:
+    """Returns the text on a model with these parameters by name. O(parameters).
 
     whole: whether every rank has all of each parameter. equal: whether the values are those of all
     ranks, which they are not within a period of local steps.
     """
-    named = list(module.named_parameters())
+    named = list(parameters.items())
     shapes = [f"{name}:{p.dtype}" + (f":{tuple(p.shape)}" if whole else "") for name, p in named]
     text = f"{len(named)}:{zlib.crc32(';'.join(shapes).encode()):08x}"
     if not whole or not equal or not named:

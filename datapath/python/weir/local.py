@@ -29,6 +29,7 @@ import torch
 from weir import _lib, transforms
 from weir._lib import InvalidArgument, WeirError
 from weir.communicator import Communicator
+from weir.steps import reduced_parameters
 
 AVERAGE, SGD_NESTEROV, SIGN = "OUTER_STEP_AVERAGE", "OUTER_STEP_SGD_NESTEROV", "OUTER_STEP_SIGN"
 _RATE_MIN = 1e-12  # residuals cannot be scaled by the zero of a warm-up
@@ -71,7 +72,7 @@ def check(ddp_model: Any, optimizer: torch.optim.Optimizer) -> None:
     def refuse(text):
         raise InvalidArgument(f"weir.attach(optimizer=...): {text}", _lib.INVALID_ARGUMENT)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, p in ddp_model.module.named_parameters()
+    missing = [name for name, p in reduced_parameters(ddp_model).items()
                if p.requires_grad and id(p) not in trained]
     if missing:
         refuse(f"expected the optimiser of this model, found one without '{missing[0]}'")

@@ -46,6 +46,14 @@ def columns(parameter):
     return parameter.numel() // parameter.shape[0]
 
 
+def reduced_parameters(model):
+    """Returns the parameters of the module inside a wrapper by name, without those that
+    DistributedDataParallel was told to ignore. These may differ between ranks in any way."""
+    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    return {name: parameter for name, parameter in getattr(model, "module", model).named_parameters()
+            if name not in ignored and f".{name}" not in ignored}  # the latter in PyTorch 1.13
+
+
 def at_end_of_backward(function):
     """Lets the autograd engine call `function`. Returns False where no backward pass runs: in DDP's
     join(), a rank that has no input left calls the hook itself."""

@@ -24,7 +24,7 @@ from torch.optim import optimizer as optimizers
 from weir import _lib
 from weir._lib import WeirError
 from weir.staging import tensors_in
-from weir.steps import ModuleHook, at_end_of_backward
+from weir.steps import ModuleHook, at_end_of_backward, reduced_parameters
 from weir.versions import is_compiling
 
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
@@ -106,14 +106,11 @@ class DDPWatch(Watch):
         self._reduced: Set[int] = set()  # parameters that were reduced since their optimiser's step
         self._versions: Dict[int, int] = {}
         self._stepped = False   # whether an optimiser of PyTorch has stepped
-        # Without the parameters that DDP was told to ignore.
-        trained = [p for p in getattr(wrapper, "_module_parameters", None) or wrapper.parameters()
-                   if p.requires_grad]
-        names = {id(p): name for name, p in wrapper.module.named_parameters()}
-        self._parameters = {id(p): p for p in trained}
-        self._names = {id(p): f"'{names.get(id(p), '?')}'" for p in trained}
+        trained = {name: p for name, p in reduced_parameters(wrapper).items() if p.requires_grad}
+        self._parameters = {id(p): p for p in trained.values()}
+        self._names = {id(p): f"'{name}'" for name, p in trained.items()}
         self._nodes: List[Any] = []  # of the graph; they would lose their hooks if nothing held them
-        for parameter in trained:
+        for parameter in trained.values():
             self._follow(parameter)
         # The hook is the module's, because calling the module instead of the wrapper is the mistake.
         wrapper.module.register_forward_pre_hook(ModuleHook(self._before_module))

@@ -155,6 +155,25 @@ def adversaries(rank, world, attaches):
     return [p.detach().tolist() for p in (*generator.parameters(), *discriminator.parameters())]
 
 
+def ignored_by_ddp(rank, world, attach):
+    """The parameters after steps of a model of which DDP ignores some, which differ between the ranks."""
+    model = torch.nn.Sequential(make_model(), torch.nn.Linear(1, 1 + rank))
+    model.register_parameter("own", torch.nn.Parameter(torch.full((1 + rank,), float(rank))))
+    ignored = ["1.weight", "1.bias", ".own", "own"]  # with and without a dot, as versions of PyTorch want it
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB)
+    state = weir.attach(ddp, compare_parameters=True, compare_every_steps=1) if attach else None
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        (ddp(batch(step, rank)).square().mean() + model.own.square().sum()).backward()
+        optimizer.step()
+    if state is not None:
+        assert state.stats().step == 2
+        state.close()
+    return [p.detach().tolist() for p in ddp.parameters()]
+
+
 def copies(rank, world):
     """Parameters of copies of an attached model that trained alone, without any rank's hearing of it."""
     ddp = DistributedDataParallel(make_model())
@@ -234,6 +253,11 @@ class UnreducedTest(unittest.TestCase):
         expected = ranks.run(2, adversaries, False)
         for (found, _), (plain, _) in zip(ranks.run(2, adversaries, True), expected):
             self.assertLess(difference(*([torch.tensor(p) for p in model] for model in (found, plain))), 1e-6)
+
+    def test_parameters_that_ddp_ignores_may_differ_and_stay_local(self):
+        expected = [found for found, _ in ranks.run(2, ignored_by_ddp, False)]
+        self.assertNotEqual(*expected)
+        self.assertEqual([found for found, _ in ranks.run(2, ignored_by_ddp, True)], expected)
 
     def test_copies_of_a_model_are_not_attached(self):
         self.assertEqual([made for made, _ in ranks.run(2, copies)], [3, 3])
