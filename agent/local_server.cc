@@ -232,7 +232,8 @@ void LocalServer::Refuse(ConnectionId connection, const std::string& reason, dou
   {
     MutexLock lock(mutex_);
     const auto outbox = outboxes_.find(connection);
-    if (outbox == outboxes_.end()) return;
+    // A refused client may have sent more, which is refused, too: the first reason is told.
+    if (outbox == outboxes_.end() || outbox->second.refusal) return;
     outbox->second.refusal.emplace();
     outbox->second.refusal->set_reason(reason);
     outbox->second.refusal->set_retry_after_s(retry_after_s);

@@ -275,6 +275,7 @@ TEST_F(LocalServerTest, RefuseSaysWhyAndCloses) {
   const auto said = recorder_.Next();
   ASSERT_TRUE(said);
   server_->Refuse(said->connection, "wrong job");
+  server_->Refuse(said->connection, "expected a hello");  // of a message that came after it
   EXPECT_EQ(client.ReceiveRefusal(), "wrong job");
   EXPECT_TRUE(client.WaitForEnd());
   client.Close();
