@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <string_view>
 
@@ -41,6 +42,12 @@ StatusOr<Address> ParseUnix(const std::string& address, const std::string& path)
 StatusOr<Address> ParseTcp(const std::string& address, const std::string& rest) {
   const size_t colon = rest.rfind(':');
   if (colon == std::string::npos) return BadAddress(address);
+  const std::string service = rest.substr(colon + 1);
+  uint16_t port = 0;  // getaddrinfo would take 65537 for 1
+  const auto [end, error] = std::from_chars(service.data(), service.data() + service.size(), port);
+  if (error != std::errc() || end != service.data() + service.size() || port == 0) {
+    return BadAddress(address);
+  }
   std::string host = rest.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
@@ -50,7 +57,7 @@ StatusOr<Address> ParseTcp(const std::string& address, const std::string& rest) 
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;  // a name server could hold up Stop
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), rest.substr(colon + 1).c_str(), &hints, &found) != 0) {
+  if (getaddrinfo(host.c_str(), service.c_str(), &hints, &found) != 0) {
     return BadAddress(address);
   }
   Address result;

@@ -134,8 +134,9 @@ std::unique_ptr<AgentLink> MakeLink(const std::string& address, Handler& handler
 
 TEST(AgentLinkTest, RefusesAddressesOfNoKnownForm) {
   Handler handler;
-  for (const char* address : {"", "/path", "unix:", "tcp:", "tcp:host", "tcp:some.name:80",
-                              "tcp:127.0.0.1:http", "http:127.0.0.1:80"}) {
+  for (const char* address :
+       {"", "/path", "unix:", "tcp:", "tcp:host", "tcp:some.name:80", "tcp:127.0.0.1:http",
+        "tcp:127.0.0.1:65536", "tcp:127.0.0.1:0", "http:127.0.0.1:80"}) {
     AgentLinkOptions options;
     options.address = address;
     EXPECT_EQ(AgentLink::Create(options, handler).status().code(), StatusCode::kInvalidArgument)
