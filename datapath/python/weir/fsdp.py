@@ -296,7 +296,7 @@ def _reduce_scatter_of(unit):
             return torch.empty(*size, dtype=dtype, device=device)
 
         def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-            if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+            if not (op == dist.ReduceOp.AVG or op == dist.ReduceOp.SUM):
                 raise WeirError("weir.attach takes fully_shard() without a gradient divide factor",
                                 _lib.INVALID_ARGUMENT, unit.state.rank)
             averaged = unit.state.reduce_scatter(

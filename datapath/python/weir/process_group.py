@@ -71,7 +71,8 @@ def _reduction(op: Any, dtype: torch.dtype) -> Tuple[int, int]:
 
 def _numbers(tensor: torch.Tensor, op: Any) -> torch.Tensor:
     """A contiguous tensor as libweir reduces it: complex numbers that are summed by their parts."""
-    if tensor.is_complex() and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+    # `op in (SUM, AVG)` could ask the names, which do not know that torch 2.14's operations equal them.
+    if tensor.is_complex() and (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
         return torch.view_as_real(tensor)
     return tensor
 
