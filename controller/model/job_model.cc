@@ -22,7 +22,7 @@ constexpr size_t kPredictionsMax = 4096;
 constexpr std::string_view kLocalSteps = " local ";  // before what was learnt of these
 constexpr double kFlapWindowS = 300;
 constexpr uint64_t kGainSteps = 5;
-constexpr double kGainNoticeable = 1e-3;
+constexpr double kGainLossNoticeable = 1e-3;
 constexpr uint64_t kCurveWaitSteps = 10;  // longer than ranks take to sample new buckets
 
 /// The slowest rank holds up the others.
@@ -179,7 +179,7 @@ void JobModel::State::LearnGain(const AssembledBucket& bucket, const CodecEstima
   collective.gain_scale = GainScaleOf(ran);
   const double predicted =
       PredictGain(codec.Calibrated(), collective, gradient, bucket.ratio, world);
-  if (bucket.gain == 1 && predicted < 1 - kGainNoticeable) return;
+  if (bucket.gain == 1 && predicted < 1 - kGainLossNoticeable) return;
   estimate->measured_gains.Add({.codec = bucket.codec,
                                 .collective = bucket.collective,
                                 .bits = codec.model.bits,

@@ -10,14 +10,14 @@ namespace weir {
 namespace {
 
 constexpr double kWeight = 0.2;
-constexpr double kGainMin = 1e-9;  // for logarithms and quotients
+constexpr double kGainTiny = 1e-9;  // for logarithms and quotients
 
 // A correction below this share of the prediction is left out of snapshots, which are stored.
 constexpr double kNoticeable = 0.01;
 
 // Four digits are more than a gain is known to, and snapshots stay short.
 double Rounded(double gain) {
-  if (!(gain > kGainMin)) return 0;
+  if (!(gain > kGainTiny)) return 0;
   const double scale = std::pow(10, 3 - std::floor(std::log10(gain)));
   return std::round(gain * scale) / scale;
 }
@@ -40,9 +40,9 @@ bool Nearer(const MeasuredGain& a, const MeasuredGain& b, double ratio) {
 /// prediction.
 double Correct(const MeasuredGain& seen, double predicted) {
   if (seen.gain <= seen.predicted) {
-    return predicted * seen.gain / std::max(seen.predicted, kGainMin);
+    return predicted * seen.gain / std::max(seen.predicted, kGainTiny);
   }
-  return 1 - (1 - predicted) * (1 - seen.gain) / std::max(1 - seen.predicted, kGainMin);
+  return 1 - (1 - predicted) * (1 - seen.gain) / std::max(1 - seen.predicted, kGainTiny);
 }
 
 }  // namespace
@@ -71,8 +71,8 @@ std::vector<MeasuredGain> MeasuredGains::Get(double now_s) const {
     MeasuredGain one = entry.average;
     const double age_s = std::max(0.0, now_s - entry.seen_s);
     if (age_s >= 0.01 * kHalfLifeS) {
-      const double gain = std::max(one.gain, kGainMin);
-      const double predicted = std::max(one.predicted, kGainMin);
+      const double gain = std::max(one.gain, kGainTiny);
+      const double predicted = std::max(one.predicted, kGainTiny);
       one.gain = predicted * std::pow(gain / predicted, std::exp2(-age_s / kHalfLifeS));
     }
     one.gain = Rounded(one.gain);

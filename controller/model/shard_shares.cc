@@ -14,7 +14,7 @@ namespace {
 // The part of the first programme's optimum that the second one may lose for shares that are more
 // even.
 constexpr double kEvenness = 1e-3;
-constexpr double kNoBound = std::numeric_limits<double>::max();
+constexpr double kUnbounded = std::numeric_limits<double>::max();
 
 /// Costs of links and interfaces, all over the same scale.
 class ShardCosts {
@@ -86,7 +86,7 @@ class Programme {
     Clp_resize(model_.get(), 0, columns);
     for (int column = 0; column < columns; ++column) {
       Clp_columnLower(model_.get())[column] = 0;
-      Clp_columnUpper(model_.get())[column] = kNoBound;
+      Clp_columnUpper(model_.get())[column] = kUnbounded;
       Clp_objective(model_.get())[column] = 0;
     }
   }
@@ -208,7 +208,7 @@ StatusOr<std::vector<double>> BestShardShares(const ShardNetwork& network) {
     std::fill(row.begin(), row.end(), 0);
     std::copy(values.begin(), values.end(), row.begin());
     row[bound] = -1;
-    programme.AddRow(row, -kNoBound, 0);
+    programme.AddRow(row, -kUnbounded, 0);
   };
   std::vector<double> sum(nodes);
   const ShardCosts costs(unit);
@@ -230,12 +230,12 @@ StatusOr<std::vector<double>> BestShardShares(const ShardNetwork& network) {
   std::fill(row.begin(), row.end(), 0);
   row[both] = 1 - network.unpipelined;
   row[phase] = row[phase + 1] = network.unpipelined;
-  programme.AddRow(row, -kNoBound, (1 + kEvenness) * programme.objective());
+  programme.AddRow(row, -kUnbounded, (1 + kEvenness) * programme.objective());
   for (size_t i = 0; i < nodes; ++i) {
     std::fill(row.begin(), row.end(), 0);
     row[i] = 1.0 / network.ranks[i];
     row[largest] = -1;
-    programme.AddRow(row, -kNoBound, 0);
+    programme.AddRow(row, -kUnbounded, 0);
   }
   for (const size_t column : {both, phase, phase + 1}) {
     programme.SetObjective(static_cast<int>(column), 0);

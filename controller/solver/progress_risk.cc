@@ -10,11 +10,11 @@
 namespace weir {
 namespace {
 
-struct Point {
+struct CostPoint {
   double z, weight;
 };
 // Gauss-Hermite: exact for polynomials up to the fifth degree.
-constexpr std::array<Point, 3> kPoints = {
+constexpr std::array<CostPoint, 3> kCostPoints = {
     {{-1.7320508075688772, 1.0 / 6}, {0, 2.0 / 3}, {1.7320508075688772, 1.0 / 6}}};
 constexpr double kWeightMin = 1e-4;
 
@@ -54,11 +54,11 @@ ProgressRisk::ProgressRisk(const Objective& objective, const Policy& policy,
     return;
   }
   // The cost of local steps is independent of the exponent, as far as is known.
-  std::vector<Point> costs = {{0, 1}};
-  if (sync_cost.deviation > 0) costs.assign(kPoints.begin(), kPoints.end());
-  for (const Point& cost : costs) {
+  std::vector<CostPoint> costs = {{0, 1}};
+  if (sync_cost.deviation > 0) costs.assign(kCostPoints.begin(), kCostPoints.end());
+  for (const CostPoint& cost : costs) {
     const double at = std::max(0.0, sync_cost.value + cost.z * sync_cost.deviation);
-    for (const Point& point : kPoints) {
+    for (const CostPoint& point : kCostPoints) {
       points_.push_back(
           {curve(belief.mean + point.z * belief.deviation), at, point.weight * cost.weight});
     }

@@ -14,7 +14,7 @@ constexpr double kSelectionRatio = 0.05, kCoarse = 1e-3;
 // three.
 constexpr uint64_t kSideMin = 64, kSideMax = 128;
 // Steps before the measured one, for codecs that continue from the previous step.
-constexpr int kWarmUpSteps = 2;
+constexpr int kLossWarmUpSteps = 2;
 
 bool DependsOnInput(const CodecTraits& traits, const CodecSetting& setting) {
   if (traits.opt_in || traits.rounds > 1 || HoldsIndicesOnly(traits.form)) return false;
@@ -92,7 +92,7 @@ double CodecLossProbe::LossOf(const Setting& setting, double ratio, const Slice&
   std::vector<std::byte> payload(codec.MaxEncodedBytes(n, context));
   std::vector<float> ignored(state != nullptr ? n : 0);
   EncodeResult last;
-  for (int step = state != nullptr ? 0 : kWarmUpSteps; step <= kWarmUpSteps; ++step) {
+  for (int step = state != nullptr ? 0 : kLossWarmUpSteps; step <= kLossWarmUpSteps; ++step) {
     size_t bytes = 0;
     for (context.round = 0; context.round < codec.Traits().rounds; ++context.round) {
       context.previous = std::span(payload).first(bytes);
