@@ -22,7 +22,7 @@ std::string_view WithoutPort(std::string_view host) {
   return port ? host.substr(0, colon) : host;
 }
 
-Status Denied(std::string message) {
+Status Forbidden(std::string message) {
   return MakeStatus(StatusCode::kPermissionDenied, std::move(message));
 }
 
@@ -38,19 +38,20 @@ Status CheckBrowser(const RequestHeaders& request, const GuardOptions& options) 
   const std::string host(WithoutPort(request.host));
   if (options.loopback && !IsLoopback(Lower(host)) &&
       std::find(options.hosts.begin(), options.hosts.end(), host) == options.hosts.end()) {
-    return Denied(StrCat("this controller is on loopback, and the header Host names '",
-                         host.substr(0, 100), "': add --http-host if that is meant to reach it"));
+    return Forbidden(StrCat("this controller is on loopback, and the header Host names '",
+                            host.substr(0, 100),
+                            "': add --http-host if that is meant to reach it"));
   }
   if (!request.origin.empty()) {
     const size_t scheme = request.origin.find("://");
     if (scheme == std::string::npos ||
         Lower(std::string_view(request.origin).substr(scheme + 3)) != Lower(request.host)) {
-      return Denied("pages of another origin may not use this controller");
+      return Forbidden("pages of another origin may not use this controller");
     }
   }
   const bool api = request.path.starts_with("/v1") || request.path == "/metrics";
   if (api && (request.fetch_site == "cross-site" || request.fetch_site == "same-site")) {
-    return Denied("pages of another site may not use this controller");
+    return Forbidden("pages of another site may not use this controller");
   }
   const bool reads = request.method == "GET" || request.method == "HEAD";
   if (api && !reads && !IsJson(request.content_type)) {

@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr OperationId kId{.plan_version = 1, .op_sequence = 1, .bucket = 1};
+constexpr OperationId kStagedId{.plan_version = 1, .op_sequence = 1, .bucket = 1};
 
 Lanes Bytewise(std::span<std::byte> bytes, size_t lane_bytes) {
   return {bytes, lane_bytes, [lane_bytes](auto sum, auto addend) {
@@ -57,7 +57,7 @@ TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
         }
         RunRanks(size, [&](int rank) {
           Group group(*world[rank]);
-          group.Begin(kId, {}, 0, Within(kPatience));
+          group.Begin(kStagedId, {}, 0, Within(kPatience));
           const Lanes lanes = Bytewise(data[rank], lane_bytes);
           const Status status = StagedAllReduce(group, lanes);
           EXPECT_TRUE(status.ok()) << status;
@@ -84,7 +84,7 @@ TEST(StagedSumTest, ContributionsStandWhereTheFormatSays) {
                                      data[0].begin() + (1 << 19) + 4096);
   RunRanks(2, [&](int rank) {
     Group group(*world[rank]);
-    group.Begin(kId, {}, 0, Within(kPatience));
+    group.Begin(kStagedId, {}, 0, Within(kPatience));
     EXPECT_TRUE(StagedAllReduce(group, Bytewise(data[rank], 1)).ok());
   });
   const auto staging = world[1]->staging()->of[0];

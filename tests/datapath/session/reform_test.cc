@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kElements = 600;
+constexpr size_t kReformElements = 600;
 
 Plan SparsePlan(uint64_t version) {
   Choice choice;
@@ -100,8 +100,8 @@ class ReformTest : public ::testing::Test {
     const std::vector<std::byte> bytes = Residuals(session);
     ResidualStore store;
     EXPECT_TRUE(store.Import(bytes).ok());
-    EXPECT_TRUE(store.Define(1, {{"w", kElements}}).ok());
-    std::vector<float> residual(kElements);
+    EXPECT_TRUE(store.Define(1, {{"w", kReformElements}}).ok());
+    std::vector<float> residual(kReformElements);
     EXPECT_TRUE(store.Flush(1, residual).ok());
     return residual;
   }
@@ -112,10 +112,10 @@ class ReformTest : public ::testing::Test {
 
   /// Runs some steps under a sparse plan, so that there are residuals.
   uint64_t Train() {
-    const uint64_t key = world_.Define({{"w", kElements}});
-    world_.Switch(SparsePlan(1), key, kElements);
+    const uint64_t key = world_.Define({{"w", kReformElements}});
+    world_.Switch(SparsePlan(1), key, kReformElements);
     for (uint64_t step = 0; step < 3; ++step) {
-      auto data = RandomGradients(3, kElements, 10 + step);
+      auto data = RandomGradients(3, kReformElements, 10 + step);
       world_.Begin();
       world_.AllReduce(key, data);
       world_.End();
@@ -130,7 +130,7 @@ class ReformTest : public ::testing::Test {
 TEST_F(ReformTest, SurvivorsGoOnWithoutLosingOrRepeatingAnything) {
   const uint64_t key = Train();
   // Rank 1 dies in the middle of step 4, which ranks 0 and 2 have encoded.
-  auto data = RandomGradients(3, kElements, 20);
+  auto data = RandomGradients(3, kReformElements, 20);
   for (int rank : {0, 2}) {
     ASSERT_TRUE(old(rank).BeginStep().ok());
     ASSERT_TRUE(old(rank).AllReduce(key, data[rank].data(), 1, nullptr).ok());
@@ -147,14 +147,14 @@ TEST_F(ReformTest, SurvivorsGoOnWithoutLosingOrRepeatingAnything) {
     EXPECT_EQ(stats.model_source, 0);
     EXPECT_EQ(stats.plan_version, 1u);
     EXPECT_EQ(mesh[rank]->options().rank, static_cast<int>(rank));
-    EXPECT_GT(Residuals(*mesh[rank]).size(), kElements * sizeof(float));
+    EXPECT_GT(Residuals(*mesh[rank]).size(), kReformElements * sizeof(float));
   }
   // The step is repeated; the sum, the residuals after it and those before it must balance.
   const std::vector<float> first = ResidualOf(*mesh[0]), second = ResidualOf(*mesh[1]);
-  const auto again = RandomGradients(2, kElements, 30);
+  const auto again = RandomGradients(2, kReformElements, 30);
   const std::vector<float> sum = Step(mesh, key, again);
   const std::vector<float> left = ResidualOf(*mesh[0]), left2 = ResidualOf(*mesh[1]);
-  for (size_t i = 0; i < kElements; ++i) {
+  for (size_t i = 0; i < kReformElements; ++i) {
     ASSERT_NEAR(sum[i] + left[i] + left2[i], again[0][i] + again[1][i] + first[i] + second[i],
                 1e-4);
   }
@@ -165,7 +165,7 @@ TEST_F(ReformTest, SurvivorsGoOnWithoutLosingOrRepeatingAnything) {
 TEST_F(ReformTest, ResidualsOfTheVoidStepAreThoseBeforeIt) {
   const uint64_t key = Train();
   const auto before0 = world_.ExportResiduals(0), before2 = world_.ExportResiduals(2);
-  auto data = RandomGradients(3, kElements, 20);
+  auto data = RandomGradients(3, kReformElements, 20);
   for (int rank : {0, 2}) {
     ASSERT_TRUE(old(rank).BeginStep().ok());
     ASSERT_TRUE(old(rank).AllReduce(key, data[rank].data(), 1, nullptr).ok());
@@ -181,12 +181,12 @@ TEST_F(ReformTest, ResidualsOfTheVoidStepAreThoseBeforeIt) {
 TEST_F(ReformTest, ARankThatCompletedTheVoidStepGoesBack) {
   const uint64_t key = Train();
   const auto before0 = world_.ExportResiduals(0), before2 = world_.ExportResiduals(2);
-  auto data = RandomGradients(3, kElements, 20);
+  auto data = RandomGradients(3, kReformElements, 20);
   world_.Begin();
   world_.AllReduce(key, data);
   ASSERT_TRUE(old(0).EndStep().ok());
   EXPECT_NE(world_.ExportResiduals(0), before0);
-  auto next = RandomGradients(1, kElements, 21);
+  auto next = RandomGradients(1, kReformElements, 21);
   ASSERT_TRUE(old(0).BeginStep().ok());
   ASSERT_TRUE(old(0).AllReduce(key, next[0].data(), 1, nullptr).ok());
   old(1).Close();
@@ -198,7 +198,7 @@ TEST_F(ReformTest, ARankThatCompletedTheVoidStepGoesBack) {
   EXPECT_EQ(mesh[1]->Stats().model_source, 1);
   EXPECT_EQ(Residuals(*mesh[0]), before0);
   EXPECT_EQ(Residuals(*mesh[1]), before2);
-  Step(mesh, key, RandomGradients(2, kElements, 22));
+  Step(mesh, key, RandomGradients(2, kReformElements, 22));
   Close(mesh);
 }
 
@@ -206,7 +206,7 @@ TEST_F(ReformTest, ARankThatCompletedTheVoidStepGoesBack) {
 // former step is gone. Then that step is complete on all remaining ranks.
 TEST_F(ReformTest, NobodyGoesBackBeforeTheCallerGoesOn) {
   const uint64_t key = Train();
-  auto data = RandomGradients(3, kElements, 20);
+  auto data = RandomGradients(3, kReformElements, 20);
   world_.Begin();
   world_.AllReduce(key, data);
   for (int rank : {0, 1}) ASSERT_TRUE(old(rank).EndStep().ok());
@@ -227,7 +227,7 @@ TEST_F(ReformTest, AReplacementTakesTheNumberOfTheDeadAndThePlanOfTheOthers) {
   const auto before0 = world_.ExportResiduals(0);
   old(1).Close();
   Mesh mesh = Reform({{&old(0)}, {nullptr}, {&old(2)}});
-  ASSERT_EQ(mesh[1]->DefineBucket({{"w", kElements}}, Dtype::kFloat32).value_or(0), key);
+  ASSERT_EQ(mesh[1]->DefineBucket({{"w", kReformElements}}, Dtype::kFloat32).value_or(0), key);
   for (auto& session : mesh) {
     EXPECT_EQ(session->Stats().next_step, 4u);
     EXPECT_EQ(session->Stats().model_source, 0);
@@ -235,14 +235,14 @@ TEST_F(ReformTest, AReplacementTakesTheNumberOfTheDeadAndThePlanOfTheOthers) {
   }
   EXPECT_EQ(Residuals(*mesh[0]), before0);
   for (uint64_t step = 0; step < 3; ++step) {
-    Step(mesh, key, RandomGradients(3, kElements, 40 + step));
+    Step(mesh, key, RandomGradients(3, kReformElements, 40 + step));
   }
   // It is a survivor like the others from then on.
   mesh[0]->Close();
   Mesh second = Reform({{mesh[1].get()}, {mesh[2].get()}}, 2);
   EXPECT_EQ(second[0]->Stats().next_step, 7u);
   EXPECT_EQ(second[0]->Stats().plan_version, 1u);
-  Step(second, key, RandomGradients(2, kElements, 50));
+  Step(second, key, RandomGradients(2, kReformElements, 50));
   Close(second);
 }
 
@@ -260,7 +260,7 @@ TEST_F(ReformTest, AFailedAttemptLosesNothing) {
   Mesh mesh = Reform({{&old(0)}, {&old(2)}}, 2);
   EXPECT_EQ(Residuals(*mesh[0]), before0);
   EXPECT_EQ(mesh[0]->Stats().next_step, 4u);
-  Step(mesh, key, RandomGradients(2, kElements, 22));
+  Step(mesh, key, RandomGradients(2, kReformElements, 22));
   Close(mesh);
 }
 
@@ -348,14 +348,14 @@ TEST_F(ReformTest, TheGreetingNamesEpochRankAndWorld) {
 }
 
 TEST_F(ReformTest, APlanThatTheNewWorldCannotRunBecomesDense) {
-  const uint64_t key = world_.Define({{"w", kElements}});
+  const uint64_t key = world_.Define({{"w", kReformElements}});
   Choice choice;
   choice.codec = "thc_uniform";
   choice.collective = "ring";
   choice.bits = 4;  // sums of up to 7 ranks
-  world_.Switch(UniformPlan(1, choice), key, kElements);
+  world_.Switch(UniformPlan(1, choice), key, kReformElements);
   world_.Begin();
-  auto zeros = RandomGradients(3, kElements, 1);
+  auto zeros = RandomGradients(3, kReformElements, 1);
   world_.AllReduce(key, zeros);
   world_.End();
   ASSERT_EQ(old(2).Stats().plan_version, 1u);
@@ -364,9 +364,9 @@ TEST_F(ReformTest, APlanThatTheNewWorldCannotRunBecomesDense) {
   Mesh mesh = Reform(seats);
   for (auto& session : mesh) {
     EXPECT_EQ(session->Stats().plan_version, 0u);
-    EXPECT_EQ(session->DefineBucket({{"w", kElements}}, Dtype::kFloat32).value_or(0), key);
+    EXPECT_EQ(session->DefineBucket({{"w", kReformElements}}, Dtype::kFloat32).value_or(0), key);
   }
-  Step(mesh, key, RandomGradients(8, kElements, 2));
+  Step(mesh, key, RandomGradients(8, kReformElements, 2));
   Close(mesh);
 }
 
@@ -375,7 +375,7 @@ TEST_F(ReformTest, OneRankAloneGoesOn) {
   old(0).Close();
   old(1).Close();
   Mesh mesh = Reform({{&old(2)}});
-  Step(mesh, key, RandomGradients(1, kElements, 22));
+  Step(mesh, key, RandomGradients(1, kReformElements, 22));
   Close(mesh);
 }
 
