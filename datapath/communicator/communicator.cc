@@ -236,8 +236,9 @@ Status Communicator::AllReduce(Bytes data, ElementType type, ReduceOperation ope
   WEIR_RETURN_IF_ERROR(CheckElements(data, type));
   WEIR_ASSIGN_OR_RETURN(Accumulate accumulate, MakeAccumulate(type, operation));
   const auto run = [=, this](Group& group) -> Status {
+    if (DividesFirst(type, operation)) Divide(type, data, world());
     WEIR_RETURN_IF_ERROR(AllReduceOn(group, data, ElementBytes(type), accumulate));
-    if (operation == ReduceOperation::kAverage) Divide(type, data, world());
+    if (DividesLast(type, operation)) Divide(type, data, world());
     return OkStatus();
   };
   return Submit({"all-reduce",
@@ -253,9 +254,10 @@ Status Communicator::Reduce(Bytes data, ElementType type, ReduceOperation operat
   WEIR_ASSIGN_OR_RETURN(Accumulate accumulate, MakeAccumulate(type, operation));
   const auto run = [=, this](Group& group) -> Status {
     work_.assign(data.begin(), data.end());
+    if (DividesFirst(type, operation)) Divide(type, work_, world());
     const Lanes lanes{work_, ElementBytes(type), accumulate};
     WEIR_RETURN_IF_ERROR(ReduceOn(group, lanes, data, root));
-    if (operation == ReduceOperation::kAverage && rank() == root) Divide(type, data, world());
+    if (DividesLast(type, operation) && rank() == root) Divide(type, data, world());
     return OkStatus();
   };
   const uint64_t detail = static_cast<uint64_t>(operation) << 12 | static_cast<uint64_t>(root);
@@ -276,10 +278,11 @@ Status Communicator::ReduceScatter(ConstBytes all, Bytes own, ElementType type,
   WEIR_ASSIGN_OR_RETURN(Accumulate accumulate, MakeAccumulate(type, operation));
   const auto run = [=, this](Group& group) -> Status {
     work_.assign(all.begin(), all.end());
+    if (DividesFirst(type, operation)) Divide(type, work_, world());
     const Lanes lanes{work_, ElementBytes(type), accumulate};
     WEIR_RETURN_IF_ERROR(CirculantReduceScatter(group, lanes));
     Copy(Bytes(work_).subspan(static_cast<size_t>(rank()) * own.size(), own.size()), own);
-    if (operation == ReduceOperation::kAverage) Divide(type, own, world());
+    if (DividesLast(type, operation)) Divide(type, own, world());
     return OkStatus();
   };
   return Submit({"reduce-scatter",

@@ -164,6 +164,14 @@ StatusOr<Accumulate> MakeAccumulate(ElementType type, ReduceOperation operation)
   return InvalidArgument(StrCat("operation: found ", static_cast<int>(operation)));
 }
 
+bool DividesFirst(ElementType type, ReduceOperation operation) {
+  return operation == ReduceOperation::kAverage && type == ElementType::kFloat16;
+}
+
+bool DividesLast(ElementType type, ReduceOperation operation) {
+  return operation == ReduceOperation::kAverage && !DividesFirst(type, operation);
+}
+
 void Divide(ElementType type, std::span<std::byte> elements, int divisor) {
   if (type == ElementType::kFloat32) DivideAs<float>(elements, divisor);
   if (type == ElementType::kFloat64) DivideAs<double>(elements, divisor);

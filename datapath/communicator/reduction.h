@@ -21,7 +21,8 @@ enum class ElementType : uint8_t {
   kInt64
 };
 
-/// kAverage is the sum divided by the number of ranks, for floating-point elements only.
+/// kAverage is the sum divided by the number of ranks, for floating-point elements only. Float16 is
+/// divided before it is summed: the sum of numbers that it can hold is often one that it cannot.
 enum class ReduceOperation : uint8_t { kSum, kProduct, kMin, kMax, kAverage };
 
 /// The number of bytes of one element.
@@ -35,6 +36,10 @@ using Accumulate = std::function<void(std::span<std::byte> result, std::span<con
 /// maximum with NaN is NaN. kInvalidArgument: an average of integers. The function is thread-safe
 /// and O(n).
 StatusOr<Accumulate> MakeAccumulate(ElementType type, ReduceOperation operation);
+
+/// Whether the operation divides every contribution, or the sum; at most one is true. O(1).
+bool DividesFirst(ElementType type, ReduceOperation operation);
+bool DividesLast(ElementType type, ReduceOperation operation);
 
 /// Divides floating-point elements by `divisor`, in place. Other types are not changed. O(n).
 void Divide(ElementType type, std::span<std::byte> elements, int divisor);

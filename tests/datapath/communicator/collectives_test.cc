@@ -121,6 +121,38 @@ TEST_P(Collectives, AllReduceOfSixteenBitFloats) {
   }
 }
 
+// 65504 is the largest number of float16.
+TEST_P(Collectives, AveragesOfLargeSixteenBitFloatsAreFinite) {
+  OnAll([&](int rank, Outcome& outcome) {
+    const auto large = [](size_t size) {
+      std::vector<uint16_t> data(size);
+      FloatToHalf(std::vector<float>(size, 60000), data);
+      return data;
+    };
+    const auto check = [](const std::vector<uint16_t>& data) {
+      std::vector<float> values(data.size());
+      HalfToFloat(data, values);
+      EXPECT_THAT(values, ::testing::Each(::testing::FloatNear(60000, 200)));
+    };
+    std::vector<uint16_t> all_reduced = large(1000), reduced = large(1000), own(1000);
+    std::vector<uint16_t> input = large(own.size() * world);
+    WEIR_RETURN_IF_ERROR(all[rank]->AllReduce(Bytes(all_reduced), ElementType::kFloat16,
+                                              ReduceOperation::kAverage, outcome.Done()));
+    WEIR_RETURN_IF_ERROR(outcome.Wait());
+    check(all_reduced);
+    Outcome second, third;
+    WEIR_RETURN_IF_ERROR(all[rank]->Reduce(Bytes(reduced), ElementType::kFloat16,
+                                           ReduceOperation::kAverage, 0, second.Done()));
+    WEIR_RETURN_IF_ERROR(second.Wait());
+    check(reduced);
+    WEIR_RETURN_IF_ERROR(all[rank]->ReduceScatter(Bytes(input), Bytes(own), ElementType::kFloat16,
+                                                  ReduceOperation::kAverage, third.Done()));
+    WEIR_RETURN_IF_ERROR(third.Wait());
+    check(own);
+    return OkStatus();
+  });
+}
+
 TEST_P(Collectives, NanReachesEveryRankThroughSumMinAndMax) {
   for (const ReduceOperation operation :
        {ReduceOperation::kSum, ReduceOperation::kMin, ReduceOperation::kMax}) {
