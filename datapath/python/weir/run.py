@@ -410,7 +410,7 @@ def parser(add=argparse.ArgumentParser):
                       help="name of the job; WEIR_JOB, else %(default)s")
     made.add_argument("--policy", metavar="DIRECTORY", help="policy files of the own controller")
     made.add_argument("--directory", help="for state and logs, kept; default: a temporary one")
-    made.add_argument("--page-port", type=int, default=0, help="of the page on loopback; 0: any")
+    made.add_argument("--page-port", type=_port, default=0, help="of the page on loopback; 0: any")
     made.add_argument("--auto", action="store_true",
                       help="attach Weir to every model in DDP or FSDP that the command trains")
     made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
@@ -423,6 +423,13 @@ def _job(text):
         return environment.check_job(text)
     except _lib.WeirError as error:
         raise argparse.ArgumentTypeError(error.message.removeprefix("job: ")) from None
+
+
+def _port(text):
+    """A port, or 0, for argparse."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}': expected 0 to 65535")
+    return int(text)
 
 
 def _endpoint(text):

@@ -132,11 +132,12 @@ class RunTest(unittest.TestCase):
         return child.returncode, output
 
     def test_an_address_without_a_port_is_refused_at_once(self):
-        for text in ("node0", "node0:0", "node0:abc", ":7700"):
+        for flag, text in (("--rendezvous", "node0"), ("--rendezvous", "node0:0"), ("--rendezvous", "node0:abc"),
+                           ("--rendezvous", ":7700"), ("--page-port", "99999"), ("--page-port", "x")):
             with self.subTest(text), contextlib.redirect_stderr(io.StringIO()) as words:
                 with self.assertRaises(SystemExit):
-                    weir.run.main(["--rendezvous", text, "--", "true"])
-                self.assertIn(text, words.getvalue())
+                    weir.run.main([flag, text, "--", "true"])
+                self.assertIn(f"argument {flag}: '{text}': expected ", words.getvalue())
 
     def test_script_without_a_weir_line_gets_a_decision(self):
         state = self.directory / "state"
