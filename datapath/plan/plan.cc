@@ -367,7 +367,8 @@ ExchangeMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int worl
 
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
   if (!plan.job.empty() && plan.job != limits.job) {
-    return InvalidArgument(StrCat("plan.job: expected '", limits.job, "', found '", plan.job, "'"));
+    return InvalidArgument(StrCat("plan.job: expected '", limits.job,
+                                  "', or none, which fits every job, found '", plan.job, "'"));
   }
   WEIR_RETURN_IF_ERROR(ValidateRingOrder(plan.ring_order, limits.world));
   WEIR_RETURN_IF_ERROR(ValidateShardShares(plan.shard_shares, limits.world));
