@@ -263,7 +263,7 @@ TEST(PipelineTest, NoMoreOperationsAreUnderWayThanPlansCountPayloads) {
          .decode =
              [&](Operation& op) {
                MutexLock lock(mutex);
-               const auto await = [&](size_t count, Duration long_enough) {
+               const auto await = [&](size_t count, Duration long_enough) WEIR_REQUIRES(mutex) {
                  const TimePoint deadline = RealClock().Now() + long_enough;
                  while (most < count && changed.WaitUntil(mutex, deadline)) {
                  }
