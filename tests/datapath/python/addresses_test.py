@@ -4,12 +4,11 @@
 Every case runs the same job over gloo beside it, which must pass where the network permits it.
 """
 import contextlib
-import datetime
+import ctypes
 import faulthandler
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import socket
@@ -20,14 +19,18 @@ import time
 import unittest
 from unittest import mock
 
+import torch
+import torch.distributed as dist
+
+import ranks
+import weir
 from weir import addresses
 from weir import interfaces
 from weir import probe
 
-RANK = pathlib.Path(__file__).resolve()
 DEADLINE_S = 25.0
 NEEDS_IPTABLES = unittest.skipUnless(shutil.which("iptables-legacy"), "needs iptables-legacy")
-PORT = 29611
+CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
 WARNED_S = 4.0  # of the warning before it: 1.5 s, and a busy machine
 SOON_S = 8.0  # of a message that a rank cannot be reached: 4.5 s, and a busy machine
 
@@ -89,40 +92,30 @@ def processes(commands):
             child.stdout.close()
 
 
+def enter(namespace, hosts_file):
+    """Moves this process to a network namespace, and lets it see a file as its /etc/hosts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", encoding="ascii") as network:
+        if libc.setns(network.fileno(), CLONE_NEWNET) or libc.unshare(CLONE_NEWNS):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "sysfs", "sysfs", "/sys")  # it shows the interfaces of the namespace in which it was mounted
+    if hosts_file:
+        run("mount", "--bind", hosts_file, "/etc/hosts")
+
+
 def job(network, master, how, environments=({}, {}), hosts_file=None, hosts=(0, 1)):
-    """Runs `how` as a rank on each of `hosts`. Returns [(exit status, last JSON object, output)]."""
-    commands = []
-    for rank, environment in enumerate(environments):
-        command = ["ip", "netns", "exec", network.names[hosts[rank]]]
-        if hosts_file and hosts_file[rank]:
-            command += ["unshare", "-m", "sh", "-c",
-                        f"mount --bind {hosts_file[rank]} /etc/hosts && exec \"$@\"", "sh"]
-        commands.append((command + [sys.executable, str(RANK), "--rank", how],
-                         {"RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": master,
-                          "MASTER_PORT": str(PORT), "WEIR_TRANSPORT": "tcp", "GLOO_SOCKET_IFNAME": "nic0",
-                          **environment}))
-    results, deadline = [], time.monotonic() + DEADLINE_S
-    with processes(commands) as ranks:
-        for child in ranks:
-            try:
-                output, _ = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                raise AssertionError(f"{how}: no end within {DEADLINE_S:g} s: "
-                                     f"{child.communicate()[0]}") from None
-            found = re.findall(r"^\{.*\}$", output, re.M)
-            results.append((child.returncode, json.loads(found[-1]) if found else {}, output))
-    return results
+    """Runs `how` as a rank on each of `hosts`. Returns [(what the rank found, its stderr)]."""
+    def begin(rank):
+        enter(network.names[hosts[rank]], hosts_file and hosts_file[rank])
+        os.environ.update({"MASTER_ADDR": master, "WEIR_TRANSPORT": "tcp", "GLOO_SOCKET_IFNAME": "nic0",
+                           **environments[rank]})
+    return ranks.run(len(hosts), as_rank, how, enter=begin, deadline_s=DEADLINE_S)
 
 
-def as_rank(how):
-    """The program of every rank: one all-reduce; prints its result and the addresses."""
-    import torch
-    import torch.distributed as dist
-    import weir
-    rank = int(os.environ["RANK"])
+def as_rank(rank, unused_world, how):
+    """What every rank does: one all-reduce. Returns its result and the addresses."""
     faulthandler.dump_traceback_later(DEADLINE_S - 5.0)  # says where a rank waits
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     began, found = time.monotonic(), {}
 
     def warn(text):
@@ -145,10 +138,7 @@ def as_rank(how):
     except weir.WeirError as error:
         found["error"] = str(error)
     found["seconds"] = time.monotonic() - began
-    print(json.dumps(found), flush=True)
-    if rank == 0:  # serves the store
-        time.sleep(2.0)
-    os._exit(0)
+    return found
 
 
 def can_make_namespaces():
@@ -239,21 +229,19 @@ class AddressesTest(unittest.TestCase):
     def expect_sum(self, network, master, address, environments=({}, {}), hosts_file=None,
                    control=({}, {})):
         """Gloo, the hook and the process group must pass; ranks must listen at `address` of theirs."""
-        for status, found, output in job(network, master, "gloo", control, hosts_file):
-            self.assertEqual((status, found.get("sum")), (0, 3000.0), output)
+        for found, output in job(network, master, "gloo", control, hosts_file):
+            self.assertEqual(found.get("sum"), 3000.0, output)
         for how in ("group", "hook"):
-            for rank, (status, found, output) in enumerate(
-                    job(network, master, how, environments, hosts_file)):
-                self.assertEqual(status, 0, output)
+            for rank, (found, output) in enumerate(job(network, master, how, environments, hosts_file)):
                 self.assertIn(address[rank], found.get("address", found.get("error", output)))
 
     def expect_refusal(self, network, master, words, environments=({}, {}), how="hook"):
         results = job(network, master, how, environments)
-        for status, found, output in results:
+        for found, output in results:
             for word in words:
                 self.assertIn(word, found.get("error", output))
             self.assertLess(found["seconds"], SOON_S)
-        return [found for _, found, _ in results]
+        return [found for found, _ in results]
 
     def test_ipv6_only(self):
         with Network([(("fd77::1", "fd77::2"), 1500)]) as network:
@@ -271,9 +259,8 @@ class AddressesTest(unittest.TestCase):
     def test_two_ranks_on_one_of_the_hosts(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             for how in ("gloo", "group", "hook"):
-                for rank, (status, found, output) in enumerate(
+                for rank, (found, output) in enumerate(
                         job(network, "10.77.0.1", how, ({}, {}, {}), hosts=(0, 1, 0))):
-                    self.assertEqual(status, 0, output)
                     if how != "hook":
                         self.assertEqual(found.get("sum"), 6000.0, output)
                     if how != "gloo":
@@ -378,6 +365,4 @@ class AddressesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        as_rank(sys.argv[2])
     unittest.main()

@@ -36,9 +36,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def _rank_main(pipe, function, rank, world, port, environment, arguments, backend):
+def _rank_main(pipe, function, rank, world, port, environment, arguments, backend, enter):
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", **environment})
+    enter(rank)
     torch.set_num_threads(1)
     words = tempfile.TemporaryFile()
     os.dup2(words.fileno(), 2)  # libweir writes there too
@@ -73,16 +74,16 @@ def _other_errors(ranks, first):
 
 
 def run(world, function, *arguments, environment=None, may_die=(), backend="gloo",
-        deadline_s=DEADLINE_S):
+        deadline_s=DEADLINE_S, enter=lambda rank: None):
     """[(result, stderr)] by rank. Raises AssertionError with a rank's traceback, or at the
     deadline. Ranks in `may_die` give None when their process ended without a result.
-    `backend` is that of the default process group.
+    `backend` is that of the default process group. `enter` is the first thing that a rank calls.
     """
     port, ranks = free_port(), []
     for rank in range(world):
         receive, send = _fork.Pipe(duplex=False)
         child = _fork.Process(target=_rank_main, args=(send, function, rank, world, port,
-                                                       environment or {}, arguments, backend))
+                                                       environment or {}, arguments, backend, enter))
         child.start()
         send.close()
         ranks.append((child, receive))
