@@ -240,13 +240,11 @@ class RunTest(unittest.TestCase):
 
     def test_a_directory_may_have_a_space_in_its_name(self):
         state = self.directory / "run 1 of ü"
-        begin = time.monotonic()
         status, output = self.finish(self.start_command(
             [sys.executable, "-c", "import weir; print(weir.__file__)"], ["--directory", str(state)]))
         self.assertEqual(status, 0, output)
         self.assertIn(f"{state}/path/weir/__init__.py", output)
         self.assertIn("page http://127.0.0.1:", output)
-        self.assertLess(time.monotonic() - begin, weir.run.START_S)
 
     def test_a_directory_whose_path_is_not_taken_as_it_is_elsewhere_is_refused(self):
         for sign in ":%#?,":
