@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weir on another Debian, with the torch of that Debian: debian_test.py trixie|sid|prepare.
+"""Weir on another Debian, with the torch of that Debian.
 
-In trixie the tree is built with that suite's compiler and libraries. In sid the library of this build's wheel runs.
-Then every test of the Python package runs there. `prepare` only makes the roots and builds. Roots are made
+    debian_test.py prepare                 makes the roots, builds in trixie, and unpacks this build's wheel for sid
+    debian_test.py trixie|sid FILE [...]   runs a file of tests/datapath/python there, with its arguments
+
+In trixie the library is of that suite's compiler and libraries. In sid it is that of the wheel. Roots are made
 by mmdebstrap from the mirror of this machine's apt, kept in .cache/debians, and never written to afterwards: what
 runs there sees an overlay in memory, a /dev and a network of its own. Needs root. Where no root can be had, the exit
 status is 77 and the last line says why.
@@ -25,10 +27,10 @@ PYTHON_TESTS = ROOT / "tests" / "datapath" / "python"
 SKIPPED = 77
 MAKING_S, BUILDING_S, TEST_S = 600, 2400, 900
 PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
-            "python3-torch"]
+            "python3-torch", "python3-venv"]
 BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
-# These tests take minutes and depend little on torch; they run on this machine, and run_test.py in trixie.
-NOT_IN = {"sid": ("addresses_test.py", "run_test.py"), "trixie": ("addresses_test.py",)}
+LIBRARIES = {"trixie": ROOT / "build-trixie" / "datapath" / "api" / "libweir.so",
+             "sid": ROOT / "build-sid" / "weir" / "lib" / "libweir.so"}
 # Kernels are the same code for every instruction set, and the programs are for this test alone.
 SIMD_LEFT_OUT = "HWY_SSSE3|HWY_SSE4|HWY_AVX2|HWY_AVX3"
 # An archive that is no longer updated is valid beyond its dates; its signatures are still checked.
@@ -120,8 +122,8 @@ def inside(root, command, limit_s, **more):
                 root, ROOT, "sh", "-c", 'cd "$0" && exec "$@"', ROOT, *command], limit_s, env=environment, **more)
 
 
-def built_there(root, suite):
-    """Builds Weir in a root, without tests and without a warning; its library. Programs are found from there.
+def build_there(root, suite):
+    """Builds Weir in a root, without tests and without a warning.
 
     -O1 takes less time, and still finds what compilers warn of only when they optimise.
     """
@@ -136,11 +138,10 @@ def built_there(root, suite):
                 words = log.read_text(encoding="utf-8", errors="replace").splitlines()
                 print("\n".join(words[-60:]))
                 sys.exit(f"{suite}: {command[0]} failed, see {log}")
-    return build / "datapath" / "api" / "libweir.so"
 
 
-def taken_along(unused_root, suite):
-    """The library of this build's wheel, which has beside it whatever another system may lack, and the programs."""
+def take_along(suite):
+    """Unpacks this build's wheel, which has the programs and whatever another system may lack."""
     out = ROOT / f"build-{suite}"
     shutil.rmtree(out, ignore_errors=True)
     done = run([sys.executable, ROOT / "deploy" / "wheel" / "make_wheel.py", "--build", BUILD, "--out", out], 300)
@@ -150,12 +151,12 @@ def taken_along(unused_root, suite):
         wheel.extractall(out)
     for program in (out / "weir" / "bin").iterdir():
         program.chmod(0o755)
-    return out / "weir" / "lib" / "libweir.so"
 
 
 def prepare():
-    """Makes all roots at once, then builds in them; the exit status. Later runs find both."""
+    """Makes all roots at once, then the libraries for them; the exit status. Later runs find both."""
     def root_of(suite):
+        (ROOTS / suite).unlink(missing_ok=True)
         try:
             return make_root(suite)
         except Refused as refused:
@@ -165,45 +166,30 @@ def prepare():
     with concurrent.futures.ThreadPoolExecutor(len(BUILT)) as pool:
         roots = dict(zip(BUILT, pool.map(root_of, BUILT)))
     for suite, root in roots.items():
-        if root is not None and BUILT[suite]:
-            built_there(root, suite)
+        if root is not None:
+            if BUILT[suite]:
+                build_there(root, suite)
+            else:
+                take_along(suite)
+            (ROOTS / suite).symlink_to(root.name)
     return 0 if any(roots.values()) else SKIPPED
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=[*sorted(BUILT), "prepare"])
-    parser.add_argument("tests", nargs="*", help="names of files in tests/datapath/python; all")
+    parser.add_argument("test", nargs=argparse.REMAINDER, help="a file of tests/datapath/python, and its arguments")
     options = parser.parse_args()
     if options.suite == "prepare":
         return prepare()
-    try:
-        root = make_root(options.suite)
-    except Refused as refused:
-        print(f"no {options.suite}: {refused}")
+    root = ROOTS / options.suite
+    if not root.exists():
+        print(f"no {options.suite}: debian_test.py prepare made none")
         return SKIPPED
-    library = (built_there if BUILT[options.suite] else taken_along)(root, options.suite)
-    environment = [f"WEIR_LIBRARY={library}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}"]
-    ways = ["ways.py", "--json", ROOT / f"build-{options.suite}" / "ways.json"]   # for the table in datapath/python/README.md
-    tests = [[name] for name in options.tests] or [ways] + [
-        [path.name] for path in sorted(PYTHON_TESTS.glob("*_test.py")) if path.name not in NOT_IN.get(options.suite, ())]
-
-    def passes(test):
-        begin = time.monotonic()
-        done = inside(root, ["env", *environment, "python3", PYTHON_TESTS / test[0], *test[1:]], TEST_S,
-                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        print(f"{test[0]}: exit {done.returncode}, {time.monotonic() - begin:.0f} s", flush=True)
-        if done.returncode != 0:
-            print(done.stdout.decode(errors="replace")[-20000:], flush=True)
-        return done.returncode == 0
-
-    # One process per core: they wait more than they compute, and each has its own network. A failed test may have
-    # missed a deadline because of the others, so it runs once more alone.
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        failed = [test for test, passed in zip(tests, pool.map(passes, tests)) if not passed]
-    failed = [test for test in failed if not passes(test)]
-    print(f"{options.suite}: {len(tests) - len(failed)} of {len(tests)} files of tests passed")
-    return 1 if failed else 0
+    file, *arguments = options.test
+    environment = [f"WEIR_LIBRARY={LIBRARIES[options.suite]}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}"]
+    return inside(root.resolve(), ["env", *environment, "python3", PYTHON_TESTS / file, *arguments], TEST_S,
+                  stdin=subprocess.DEVNULL).returncode
 
 
 if __name__ == "__main__":
