@@ -10,6 +10,7 @@
 
 #include "datapath/aggregation/io/address.h"
 #include "datapath/base/identity/rank_proof.h"
+#include "datapath/base/log.h"
 
 namespace weir::aggregation {
 namespace {
@@ -136,9 +137,23 @@ StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
   // from job to job.
   grant.lease.epoch = ++last_epoch_;
   WEIR_RETURN_IF_ERROR(Place(&grant));
+  if (held == leases_.end()) WarnOfLoss(grant);
   grant.granted_at = RealClock().Now();
   leases_.insert_or_assign(request.job, grant);
   return grant;
+}
+
+void AggregatorServer::WarnOfLoss(const LeaseGrant& grant) const {
+  const size_t in_flight = grant.workers.size() * grant.range.count;
+  const size_t held = shards_[static_cast<size_t>(grant.shard)]->packets_held();
+  if (in_flight <= held) return;
+  Log(LogLevel::kWarning, "aggregator",
+      StrCat("job ", grant.job, ": ", grant.workers.size(), " workers with ", grant.range.count,
+             " slots may send ", in_flight, " packets at once, and shard ", grant.shard,
+             " holds about ", held,
+             ": some will be lost and sent again; raise --buffer-mib, or net.core.rmem_max if it "
+             "is the limit, or "
+             "request fewer slots"));
 }
 
 Status AggregatorServer::Place(LeaseGrant* grant) {

@@ -108,6 +108,8 @@ class AggregatorServer {
   int FreestShard() const WEIR_REQUIRES(mutex_);
   uint16_t FreeId() const WEIR_REQUIRES(mutex_);
   Status Place(LeaseGrant* grant) WEIR_REQUIRES(mutex_);
+  /// Says so when the workers may send more packets at once than the kernel holds.
+  void WarnOfLoss(const LeaseGrant& grant) const;
   Status End(const LeaseGrant& grant) WEIR_REQUIRES(mutex_);
   StatusOr<LeaseGrant*> Find(const std::string& job, uint32_t epoch) WEIR_REQUIRES(mutex_);
 

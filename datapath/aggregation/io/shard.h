@@ -43,6 +43,7 @@ class Shard : private ReplySink {
 
   /// The address to which workers of its leases send.
   SourceAddress address() const { return port_->address(); }
+  size_t packets_held() const { return port_->packets_held(); }
 
   /// The socket with that address, for programs that answer in the shard's name. It is closed with
   /// the shard.

@@ -38,6 +38,10 @@ void SetBuffer(int fd, int forced, int polite, int bytes) {
   setsockopt(fd, SOL_SOCKET, polite, &bytes, sizeof bytes);
 }
 
+// Of the kernel's buffer, a packet takes as much as the page fragment and the descriptor that hold
+// it.
+constexpr size_t kHeldBytesPerPacket = 2304;
+
 // The size of the datagrams that the kernel joined into this received one (GRO), or 0 if it is a
 // single datagram.
 size_t JoinedSegmentBytes(msghdr& message) {
@@ -110,6 +114,11 @@ StatusOr<std::unique_ptr<UdpPort>> UdpPort::Bind(const UdpPortOptions& options) 
   std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), options.rows));
   port->PrepareToReceive(options.rows);
   port->address_ = ToSourceAddress(address);
+  int held_bytes = 0;
+  size = sizeof held_bytes;
+  if (getsockopt(port->fd(), SOL_SOCKET, SO_RCVBUF, &held_bytes, &size) == 0) {
+    port->packets_held_ = static_cast<size_t>(held_bytes) / kHeldBytesPerPacket;
+  }
   port->row_bytes_ = RowBytesFor(port->address_);
   return port;
 }

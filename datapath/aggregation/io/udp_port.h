@@ -58,6 +58,9 @@ class UdpPort {
   SourceAddress address() const { return address_; }
   int fd() const { return fd_.get(); }
 
+  /// About as many packets as the kernel holds until they are received. More are lost.
+  size_t packets_held() const { return packets_held_; }
+
   /// Calls `sink` for each datagram that has arrived, for at most two mebibytes of them, and
   /// returns whether there were any. The bytes are valid during the call. Never waits.
   using Sink = std::function<void(SourceAddress from, std::span<const std::byte> datagram)>;
@@ -115,6 +118,7 @@ class UdpPort {
 
   mesh::UniqueFd fd_;
   SourceAddress address_ = 0;
+  size_t packets_held_ = 0;
   bool connected_ = false;
   bool can_segment_ = false;
   bool segments_ = false;  // whether the kernel segments rows; else every packet is a message

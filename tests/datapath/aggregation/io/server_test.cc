@@ -7,6 +7,7 @@
 
 #include "datapath/aggregation/io/address.h"
 #include "datapath/aggregation/table_worker.h"
+#include "datapath/base/log.h"
 #include "tests/datapath/aggregation/io/job.h"
 
 namespace weir::aggregation {
@@ -235,6 +236,23 @@ TEST(AggregatorServerTest, LimitsAreNamedAndFreedByRevoke) {
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(next->lease.id, first->lease.id);  // the number is free, its epochs go on
   EXPECT_GT(next->lease.epoch, first->lease.epoch);
+}
+
+TEST(AggregatorServerTest, WindowsBeyondTheKernelsBufferAreSaid) {
+  std::vector<std::string> said;
+  SetLogSink([&](LogLevel, std::string_view, std::string_view line) { said.emplace_back(line); });
+  const JobPorts ports(2);
+  for (const int buffer_bytes : {64 << 10, 8 << 20}) {
+    const auto server = MustStart({.buffer_bytes = buffer_bytes});
+    MustGrant(server.get(), "small", Terms(PacketMode::kSum, 2, 8), ports);
+    MustGrant(server.get(), "large", Terms(PacketMode::kSum, 2, 80), ports);
+    MustGrant(server.get(), "large", Terms(PacketMode::kSum, 2, 80), ports);  // said already
+  }
+  SetLogSink({});
+  ASSERT_EQ(said.size(), 1);
+  EXPECT_THAT(said[0],
+              HasSubstr("job large: 2 workers with 80 slots may send 160 packets at once, "
+                        "and shard 0 holds about 56: "));
 }
 
 TEST(AggregatorServerTest, BadOptionsAreNamed) {
