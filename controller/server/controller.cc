@@ -2,6 +2,7 @@
 #include "controller/server/controller.h"
 
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 
 #include "controller/fleet/policy_watcher.h"
@@ -266,6 +267,11 @@ class ControllerImpl : public Controller {
     }
     WEIR_ASSIGN_OR_RETURN(const EtcdOptions etcd, ReadEtcd(options_));
     WEIR_RETURN_IF_ERROR(ReadAggregators(options_).status());  // before it is needed
+    if (std::error_code none; std::filesystem::exists(options_.state_file, none)) {
+      Log(LogLevel::kWarning, "controller",
+          StrCat("'", options_.state_file, "' (--state) is not read: the state is in --store ",
+                 options_.store, ", to which nothing is copied from there"));
+    }
     WEIR_ASSIGN_OR_RETURN(const std::string identity, NewChallenge());
     election_ = std::make_unique<EtcdElection>(ElectionOptions{.etcd = etcd, .identity = identity});
     store_ = OpenEtcdStore(etcd, *election_);

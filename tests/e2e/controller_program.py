@@ -43,10 +43,10 @@ class ControllerCase(unittest.TestCase):
         self.directory = self.enterContext(tempfile.TemporaryDirectory(prefix="weir-controller-"))
         self.log = pathlib.Path(self.directory) / "log"
 
-    def start(self, *flags):
+    def start(self, *flags, state=":memory:"):
         with open(self.log, "wb") as log:
             child = subprocess.Popen([PROGRAMS["weir-controller"], "--listen-grpc", "127.0.0.1:0", "--listen-http",
-                                      "127.0.0.1:0", "--state", ":memory:", *flags], stderr=log)
+                                      "127.0.0.1:0", "--state", state, *flags], stderr=log)
         self.addCleanup(child.wait, 20)
         self.addCleanup(child.kill)
         end = time.monotonic() + START_S

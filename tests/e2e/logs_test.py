@@ -56,6 +56,12 @@ class ControllerLogTest(ControllerCase):
         audit = self.until(lambda line: line["part"] == "audit")
         self.assertEqual(audit["request_id"], access["request_id"])
 
+    def test_a_state_file_that_a_store_replaces_is_named(self):
+        state = pathlib.Path(self.directory) / "state.db"
+        state.touch()
+        self.start("--store", "etcd://127.0.0.1:1", state=str(state))
+        self.assertIn(f"'{state}' (--state) is not read: the state is in --store etcd://127.0.0.1:1", self.said())
+
 
 class LevelTest(unittest.TestCase):
     def test_two_signals_change_the_level_of_every_program(self):
