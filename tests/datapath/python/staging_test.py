@@ -65,8 +65,7 @@ class StagingTest(unittest.TestCase):
                                  ("follow computing", (cases.all_reduce, cases.future, *hooks))):
             for case in which:
                 with self.subTest(f"{case.__name__} without {forgotten}"):
-                    # Where the result came earlier than it was read, on a busy machine, it was right by luck.
-                    self.assertTrue(any(False in self._run(case, forgotten) for _ in range(5)))
+                    self.assertTrue(any(False in self._run(case, forgotten) for _ in range(3)))
 
     def test_a_graph_that_is_captured_is_refused(self):
         for words, _ in ranks.run(WORLD, in_a_graph, backend="weir"):
