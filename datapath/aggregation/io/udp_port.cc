@@ -38,7 +38,7 @@ void SetBuffer(int fd, int forced, int polite, int bytes) {
   setsockopt(fd, SOL_SOCKET, polite, &bytes, sizeof bytes);
 }
 
-// Of the kernel's buffer, a packet takes as much as the page fragment and the descriptor that hold
+// A packet takes as much of the kernel's buffer as the page fragment and the descriptor that hold
 // it.
 constexpr size_t kHeldBytesPerPacket = 2304;
 

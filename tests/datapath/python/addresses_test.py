@@ -114,7 +114,7 @@ def job(network, master, how, environments=({}, {}), hosts_file=None, hosts=(0, 
 
 
 def as_rank(rank, unused_world, how):
-    """What every rank does: one all-reduce. Returns its result and the addresses."""
+    """One all-reduce on a rank. Returns its result and the addresses."""
     faulthandler.dump_traceback_later(DEADLINE_S - 5.0)  # says where a rank waits
     began, found = time.monotonic(), {}
 

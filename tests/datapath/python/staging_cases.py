@@ -87,7 +87,7 @@ class FakeDevice:
         self._names = {self.outgoing: "outgoing", self.incoming: "incoming",
                        self.computing: "computing", self.summing: "summing"}
         self._forgotten, self._copy_s = forgotten, copy_s
-        # What is not waited for must end later than a busy machine comes to it, or the case is right by luck.
+        # Work that is not waited for must end later than a busy machine comes to it, or the case is right by luck.
         self._slowness = 5 if forgotten else 1
         self._mine = set()  # addresses
         self._handles = []

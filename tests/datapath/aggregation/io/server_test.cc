@@ -250,9 +250,8 @@ TEST(AggregatorServerTest, WindowsBeyondTheKernelsBufferAreSaid) {
   }
   SetLogSink({});
   ASSERT_EQ(said.size(), 1);
-  EXPECT_THAT(said[0],
-              HasSubstr("job large: 2 workers with 80 slots may send 160 packets at once, "
-                        "and shard 0 holds about 56: "));
+  EXPECT_THAT(said[0], HasSubstr("job large: 2 workers with 80 slots may send 160 packets at once, "
+                                 "and shard 0 holds about 56: "));
 }
 
 TEST(AggregatorServerTest, BadOptionsAreNamed) {
