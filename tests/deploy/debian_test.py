@@ -186,6 +186,8 @@ def main():
     if not root.exists():
         print(f"no {options.suite}: debian_test.py prepare made none")
         return SKIPPED
+    if not options.test or not (PYTHON_TESTS / options.test[0]).is_file():
+        parser.error(f"expected a file of {PYTHON_TESTS}, found {' '.join(options.test) or 'none'}")
     file, *arguments = options.test
     environment = [f"WEIR_LIBRARY={LIBRARIES[options.suite]}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}"]
     return inside(root.resolve(), ["env", *environment, "python3", PYTHON_TESTS / file, *arguments], TEST_S,
