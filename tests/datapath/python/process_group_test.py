@@ -4,6 +4,7 @@ import datetime
 import gc
 import os
 import tempfile
+import time
 import unittest
 import weakref
 
@@ -252,6 +253,15 @@ def _second_wait_of_cpp(rank, world):
     _expect_equal(functional.wait_tensor(second), torch.full((4,), float(world)), "second tensor")
 
 
+def _expect_freed(references):
+    """The thread that completed a future may be about to let go of it."""
+    deadline = time.monotonic() + 5
+    while any(reference() is not None for reference in references):
+        assert time.monotonic() < deadline, references
+        time.sleep(0.01)
+        gc.collect()
+
+
 def _results_are_freed(rank, world):
     """A work that was waited for does not keep its tensors."""
     group = _new_group()
@@ -260,15 +270,13 @@ def _results_are_freed(rank, world):
     while outputs:
         dist.all_gather_into_tensor(outputs.pop(), torch.ones(1), group=group)
     dist.barrier(group=group)
-    gc.collect()
-    assert not any(reference() is not None for reference in alive), alive
+    _expect_freed(alive)
     reductions = [torch.ones(2) for _ in range(3)]
     alive = [weakref.ref(data) for data in reductions]
     while reductions:  # as DDP without a hook does
         dist.all_reduce(reductions.pop(), group=group, async_op=True).get_future().wait()
     dist.barrier(group=group)
-    gc.collect()
-    assert not any(reference() is not None for reference in alive), alive
+    _expect_freed(alive)
     kept = torch.ones(2)
     work = dist.all_reduce(kept, group=group, async_op=True)
     work.wait()
