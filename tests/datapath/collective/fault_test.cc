@@ -54,11 +54,6 @@ std::vector<Contribution> SmallContributions() {
   return in;
 }
 
-std::vector<Subject> Over(const std::string& transport, std::vector<Subject> subjects) {
-  std::erase_if(subjects, [&](const Subject& s) { return s.transport != transport; });
-  return subjects;
-}
-
 bool SameResult(const Outcome& a, const Outcome& b) {
   return a.lanes == b.lanes && a.gathered == b.gathered && a.indices == b.indices &&
          a.values == b.values;
@@ -193,7 +188,7 @@ TEST_P(LostMessageTest, NobodyEndsWithAWrongResult) {
   }
 }
 
-TEST_P(FaultTest, ASilentRankEndsTheOthersAtTheDeadline) {
+TEST_P(LostMessageTest, ASilentRankEndsTheOthersAtTheDeadline) {
   World world = MakeWorldOf(3);
   const std::vector<Contribution> in = Contributions(3);
   std::vector<Outcome> out(3);

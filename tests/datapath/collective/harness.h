@@ -374,6 +374,12 @@ inline std::vector<Subject> Subjects(std::initializer_list<std::string_view> for
 
 inline std::vector<Subject> AllSubjects() { return Subjects({}); }
 
+/// Those over one transport.
+inline std::vector<Subject> Over(const std::string& transport, std::vector<Subject> subjects) {
+  std::erase_if(subjects, [&](const Subject& s) { return s.transport != transport; });
+  return subjects;
+}
+
 inline std::string SubjectName(const ::testing::TestParamInfo<Subject>& info) {
   return info.param.collective + "_" + info.param.transport;
 }
