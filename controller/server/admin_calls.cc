@@ -5,7 +5,10 @@
 
 #include <memory>
 
+#include "controller/messages/json.h"
+#include "controller/objective/objective.h"
 #include "controller/server/status_mapping.h"
+#include "datapath/base/log.h"
 
 namespace weir {
 namespace {
@@ -21,10 +24,14 @@ std::string TextOf(const ProtoMessage& message, const char* name) {
   return message.GetReflection()->GetString(message, field);
 }
 
-// The job or policy that a request is about.
+// The job, policy or node that a request is about. A policy's name may be in its text alone.
 std::string TargetOf(const ProtoMessage& request) {
   const std::string job = TextOf(request, "job");
-  return job.empty() ? TextOf(request, "name") : job;
+  if (!job.empty()) return job;
+  const std::string name = TextOf(request, "name");
+  if (!name.empty() || request.GetDescriptor() != v1::ApplyPolicyRequest::descriptor()) return name;
+  const auto policy = ReadPolicy(TextOf(request, "source"), "policy");
+  return policy.ok() ? policy->name : "";
 }
 
 bool Changes(const Route& route, const ProtoMessage& request) {
@@ -94,7 +101,7 @@ Status AdminCalls::Call(const Caller& caller, const Route& route, const ProtoMes
   return done;
 }
 
-// A job's pin, or a policy's tag and source; of a job or node that is forgotten nothing is left.
+// What a record shows of the state that a request changes.
 std::string AdminCalls::StateOf(const ProtoMessage& request) {
   if (const std::string job = TextOf(request, "job"); !job.empty()) {
     v1::GetJobRequest ask;
@@ -102,8 +109,22 @@ std::string AdminCalls::StateOf(const ProtoMessage& request) {
     v1::Job found;
     return served_->admin.GetJob(ask, &found).ok() ? found.pinned() : "";
   }
-  if (request.GetDescriptor()->name().find("Policy") == std::string::npos) return "";
-  const std::string name = TextOf(request, "name");
+  const std::string_view type = request.GetDescriptor()->name();
+  const std::string name = TargetOf(request);
+  if (type == "SetLogLevelRequest") return std::string(LogLevelName(MinimumLogLevel()));
+  if (type == "ForgetNodeRequest") {
+    v1::GetNodeRequest ask;
+    ask.set_name(name);
+    v1::Node found;
+    return served_->admin.GetNode(ask, &found).ok() ? ToCompactJson(found) : "";
+  }
+  if (type == "ForgetJobRequest") {
+    v1::GetJobRequest ask;
+    ask.set_name(name);
+    v1::Job found;
+    return served_->admin.GetJob(ask, &found).ok() ? ToCompactJson(found) : "";
+  }
+  if (type.find("Policy") == std::string_view::npos) return "";
   v1::ListPoliciesResponse list;
   if (!served_->admin.ListPolicies({}, &list).ok()) return "";
   for (const v1::Policy& policy : list.policies()) {

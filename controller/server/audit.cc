@@ -48,6 +48,19 @@ v1::AuditRecord RefusalRecord(const Caller* caller, const Origin& from, const st
   return record;
 }
 
+v1::AuditRecord FileRecord(const std::string& method, const std::string& path,
+                           const std::string& before, const StatusOr<std::string>& after) {
+  v1::AuditRecord record;
+  record.set_proof("file");
+  record.set_method(method);
+  record.set_target(path);
+  record.set_before(before);
+  record.set_after(after.ok() ? *after : before);
+  record.set_outcome(std::string(CodeName(after.status().code())));
+  if (!after.ok()) record.set_reason(Message(after.status()));
+  return record;
+}
+
 void AuditTrail::Add(v1::AuditRecord record) {
   for (std::string* text : {record.mutable_target(), record.mutable_before(),
                             record.mutable_after(), record.mutable_reason()}) {

@@ -48,4 +48,9 @@ class AuditTrail {
 v1::AuditRecord RefusalRecord(const Caller* caller, const Origin& from, const std::string& method,
                               const std::string& target, const Status& why);
 
+/// The record of a file that this controller read because it had changed: what it said before, and
+/// says now or why it is not used. Nobody knows who wrote it.
+v1::AuditRecord FileRecord(const std::string& method, const std::string& path,
+                           const std::string& before, const StatusOr<std::string>& after);
+
 }  // namespace weir

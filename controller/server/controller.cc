@@ -178,6 +178,12 @@ class ControllerImpl : public Controller {
     } else {
       WEIR_ASSIGN_OR_RETURN(authenticator_, Authenticator::FromFile(options_.token_file));
     }
+    authenticator_->OnFileChange(
+        [this](const std::string& before, const StatusOr<std::string>& after) {
+          executor_.Post([this, before, after] {
+            Record(FileRecord("ReadTokens", options_.token_file, before, after));
+          });
+        });
     if (!options_.tls_cert.empty()) {
       tls_ = std::make_unique<TlsFiles>(
           TlsPaths{.cert = options_.tls_cert, .key = options_.tls_key, .ca = options_.tls_ca});
@@ -195,9 +201,7 @@ class ControllerImpl : public Controller {
     if (!options_.policy_directory.empty()) {
       watcher_ = std::make_unique<PolicyWatcher>(
           options_.policy_directory, [this](PolicyWatcher::Contents contents) {
-            executor_.Post([this, contents = std::move(contents)] {
-              (*served_)->fleet.OnPolicyFiles(contents);
-            });
+            executor_.Post([this, contents = std::move(contents)] { OnPolicyFiles(contents); });
           });
     }
     RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
@@ -236,6 +240,34 @@ class ControllerImpl : public Controller {
   int http_port() const override { return rest_->port(); }
 
  private:
+  // The trail is the leader's to write.
+  void Record(v1::AuditRecord record) {
+    if (served_->acts()) audit_->Add(std::move(record));
+  }
+
+  void OnPolicyFiles(const PolicyWatcher::Contents& contents) {
+    Fleet& fleet = (*served_)->fleet;
+    std::string errors;
+    const auto in_use = [&fleet, &errors] {
+      std::string text;
+      errors.clear();
+      for (const PolicyEntry& entry : fleet.policies().All()) {
+        if (entry.origin == "api" || entry.origin == "built in") continue;
+        if (entry.valid)
+          text += StrCat(entry.origin, " ", SourceTag(entry.source), "\n", entry.source);
+        if (!entry.error.empty()) errors += StrCat(errors.empty() ? "" : "; ", entry.error);
+      }
+      return text;
+    };
+    const std::string before = in_use();
+    fleet.OnPolicyFiles(contents);
+    const std::string after = in_use();
+    if (!contents.ok()) errors = Message(contents.status());
+    if (after == before && errors.empty()) return;
+    Record(FileRecord("ReadPolicies", options_.policy_directory, before,
+                      errors.empty() ? StatusOr<std::string>(after) : InvalidArgument(errors)));
+  }
+
   // A listener that asks for certificates or tokens grants nothing to callers that show none.
   LocalRights LocalRightsOfGrpc() const {
     LocalRights local{.agent = options_.tls_ca.empty()};

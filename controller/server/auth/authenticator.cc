@@ -68,8 +68,10 @@ void Authenticator::Refresh() {
     Log(LogLevel::kError, "auth",
         StrCat("the changed token file is invalid, the previous entries stay in use: ",
                Message(read.status())));
+    if (changed_) changed_(principals_.Text(), read.status());
     return;
   }
+  if (changed_) changed_(principals_.Text(), read->Text());
   principals_ = *std::move(read);
   used_.clear();
   Log(LogLevel::kInfo, "auth", StrCat("token file ", path_, " was read again"));

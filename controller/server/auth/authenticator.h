@@ -5,6 +5,7 @@
 // wrong tokens cost.
 
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -68,6 +69,14 @@ class Authenticator {
   static StatusOr<std::unique_ptr<Authenticator>> FromFile(const std::string& path,
                                                            const Clock& clock = RealClock());
 
+  /// Told when the changed file was read: what its entries said before (Principals::Text), and say
+  /// now or why they are not used.
+  using FileChange =
+      std::function<void(const std::string& before, const StatusOr<std::string>& after)>;
+  /// `changed` is called on any thread, and may not call this object. To be set before the first
+  /// call of the others.
+  void OnFileChange(FileChange changed) { changed_ = std::move(changed); }
+
   /// The caller's principal. A token counts before a certificate, and a wrong token is never
   /// ignored. A certificate without an entry speaks for the nodes of its names and has no role.
   /// kUnauthenticated: nothing that is known; kResourceExhausted: too many wrong tokens came from
@@ -100,6 +109,7 @@ class Authenticator {
 
   const Clock& clock_;
   std::string path_;  // empty: no file
+  FileChange changed_;
   Mutex mutex_;
   Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
   Principals principals_ WEIR_GUARDED_BY(mutex_);

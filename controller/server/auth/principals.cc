@@ -264,6 +264,25 @@ StatusOr<Principals> Principals::Parse(std::string_view text, std::string_view o
   return principals;
 }
 
+std::string Principals::Text() const {
+  std::string text;
+  const auto list = [&text](const char* key, const std::vector<std::string>& patterns) {
+    for (const std::string& pattern : patterns) {
+      text += StrCat(&pattern == patterns.data() ? key : ",", pattern);
+    }
+  };
+  for (const Entry& entry : entries_) {
+    text += entry.principal.name;
+    if (entry.principal.role.has_value()) text += StrCat(" ", RoleName(*entry.principal.role));
+    if (entry.agent) text += " agent";
+    text += entry.token.has_value() ? " token" : StrCat(" cert:", entry.certificate);
+    list(" jobs=", entry.principal.jobs);
+    list(" nodes=", entry.principal.nodes);
+    text += "\n";
+  }
+  return text;
+}
+
 std::optional<Principal> Principals::FindToken(const Sha256Hash& hash) const {
   const Entry* found = nullptr;
   for (const Entry& entry : entries_) {

@@ -71,6 +71,9 @@ class Principals {
   /// for the nodes of these names.
   std::optional<Principal> FindCertificate(const std::vector<std::string>& names) const;
 
+  /// A line for each entry, in their order: name, roles, kind of credential, jobs and nodes.
+  std::string Text() const;
+
  private:
   struct Entry {
     Principal principal;

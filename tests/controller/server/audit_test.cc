@@ -7,13 +7,16 @@
 #include <gtest/gtest.h>
 
 #include "controller/server/admin_calls.h"
+#include "datapath/base/log.h"
 #include "tests/controller/fleet/fleet_fixture.h"
 
 namespace weir {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class AuditTest : public FleetFixture {
  protected:
@@ -55,6 +58,43 @@ TEST_F(AuditTest, APolicyIsThereBeforeAndAfter) {
   remove.set_name("wide");
   ASSERT_TRUE(Call<v1::DeletePolicyResponse>("DeletePolicy", remove).ok());
   EXPECT_THAT(Newest().before(), HasSubstr("name: throughput"));
+  EXPECT_THAT(Newest().after(), IsEmpty());
+}
+
+TEST_F(AuditTest, APolicyThatIsNamedInItsTextAloneIsTheTarget) {
+  v1::ApplyPolicyRequest apply;
+  apply.set_source("name: wide\nobjective:\n  name: throughput\n");
+  ASSERT_TRUE(Call<v1::ApplyPolicyResponse>("ApplyPolicy", apply).ok());
+  apply.set_source("name: wide\npriority: 3\nobjective:\n  name: throughput\n");
+  ASSERT_TRUE(Call<v1::ApplyPolicyResponse>("ApplyPolicy", apply).ok());
+  EXPECT_EQ(Newest().target(), "wide");
+  EXPECT_THAT(Newest().before(), AllOf(HasSubstr("name: throughput"), Not(HasSubstr("priority"))));
+  EXPECT_THAT(Newest().after(), HasSubstr("priority: 3"));
+}
+
+TEST_F(AuditTest, ALevelOfTheLogIsThereBeforeAndAfter) {
+  const LogLevel was = MinimumLogLevel();
+  SetMinimumLogLevel(LogLevel::kInfo);
+  v1::SetLogLevelRequest set;
+  set.set_level("error");
+  EXPECT_TRUE(Call<v1::SetLogLevelResponse>("SetLogLevel", set).ok());
+  SetMinimumLogLevel(was);
+  EXPECT_EQ(Newest().before(), "info");
+  EXPECT_EQ(Newest().after(), "error");
+}
+
+TEST_F(AuditTest, WhatIsForgottenIsThereBefore) {
+  cluster_.Connect(**served_);
+  for (int rank = 0; rank < 4; ++rank) cluster_.DisconnectRank(rank);
+  v1::ForgetNodeRequest node;
+  node.set_name(FakeCluster::Node(3));
+  ASSERT_TRUE(Call<v1::ForgetNodeResponse>("ForgetNode", node).ok());
+  EXPECT_THAT(Newest().before(), HasSubstr("10.0.0.4"));
+  EXPECT_THAT(Newest().after(), IsEmpty());
+  v1::ForgetJobRequest job;
+  job.set_name("lm");
+  ASSERT_TRUE(Call<v1::ForgetJobResponse>("ForgetJob", job).ok());
+  EXPECT_THAT(Newest().before(), HasSubstr("\"world\":4"));
   EXPECT_THAT(Newest().after(), IsEmpty());
 }
 

@@ -128,11 +128,21 @@ TEST_F(AuthTest, ChangedFileIsReadAgainAndAnInvalidOneIsNot) {
   Write(TokenLine("ann", "admin", "first"));
   const auto auth = Authenticator::FromFile(directory_ / "tokens");
   ASSERT_TRUE(auth.ok()) << ToString(auth.status());
+  std::vector<std::pair<std::string, StatusOr<std::string>>> changes;
+  (*auth)->OnFileChange([&](const std::string& before, const StatusOr<std::string>& after) {
+    changes.emplace_back(before, after);
+  });
   EXPECT_EQ(Ask(**auth, "first", "p")->name, "ann");
+  EXPECT_TRUE(changes.empty());
   Write(TokenLine("ann", "admin", "first") + TokenLine("bob", "viewer", "second"));
   EXPECT_EQ(Ask(**auth, "second", "p")->name, "bob");
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].first, "ann admin token jobs=*\n");
+  EXPECT_EQ(*changes[0].second, "ann admin token jobs=*\nbob viewer token jobs=*\n");
   Write("admin in-clear\n");
   EXPECT_EQ(Ask(**auth, "second", "p")->name, "bob") << "the previous entries stay";
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[1].second.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(lines_.back(), HasSubstr("tokens:1: expected NAME ROLES"));
   const size_t before = lines_.size();
   EXPECT_TRUE(Ask(**auth, "second", "p").ok());

@@ -344,6 +344,16 @@ TEST_F(ServerTest, PolicyDirectoryReloadsGoodAndKeepsOldOnBad) {
   std::ofstream(policies / "a.yaml") << "name: three\nbogus: 1\n";
   EXPECT_TRUE(Eventually([&] { return !list().policies(0).error().empty(); }));
   EXPECT_EQ(list().policies(0).name(), "two") << "the old policy stays";
+  grpc::ClientContext context;
+  v1::ListAuditResponse audit;
+  ASSERT_TRUE(admin_->ListAudit(&context, {}, &audit).ok());
+  ASSERT_EQ(audit.records_size(), 2);
+  EXPECT_EQ(audit.records(0).target(), policies);
+  EXPECT_EQ(audit.records(0).outcome(), "INVALID_ARGUMENT");
+  EXPECT_THAT(audit.records(0).reason(), testing::HasSubstr("bogus"));
+  EXPECT_EQ(audit.records(1).method(), "ReadPolicies");
+  EXPECT_THAT(audit.records(1).before(), testing::HasSubstr("name: one"));
+  EXPECT_THAT(audit.records(1).after(), testing::HasSubstr("name: two"));
   int code = 0;
   const std::string metrics =
       RunCommand(StrCat("curl -s http://127.0.0.1:", controller_->http_port(), "/metrics"), &code);
