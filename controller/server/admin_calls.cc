@@ -101,7 +101,7 @@ Status AdminCalls::Call(const Caller& caller, const Route& route, const ProtoMes
   return done;
 }
 
-// What a record shows of the state that a request changes.
+// The state that a request changes, as a record shows it.
 std::string AdminCalls::StateOf(const ProtoMessage& request) {
   if (const std::string job = TextOf(request, "job"); !job.empty()) {
     v1::GetJobRequest ask;

@@ -23,7 +23,7 @@ class ConformanceTest : public ::testing::TestWithParam<Subject> {
   World MakeWorldOf(int size) const { return MakeWorld(GetParam().transport, size); }
 };
 
-// What a collective computes, which does not depend on the transport.
+// The values that a collective computes do not depend on the transport.
 class ValuesConformanceTest : public ConformanceTest {};
 class SummingConformanceTest : public ConformanceTest {};
 class LanesConformanceTest : public ConformanceTest {};
