@@ -55,7 +55,7 @@ printf '127.0.0.1 localhost %s\n' "$(hostname)" > etc/hosts
 ip link set lo up
 shift 2
 exec chroot . env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 USE_LIBUV=0 PYTHONDONTWRITEBYTECODE=1 \
-  CCACHE_DIR="$CCACHE_DIR" "$@"
+  CCACHE_DIR="$CCACHE_DIR" ${CCACHE_DISABLE:+CCACHE_DISABLE=1} "$@"
 """
 
 

@@ -201,7 +201,7 @@ class ContainersTest(unittest.TestCase):
     def test_published_ports_of_the_aggregator_answer(self):
         address = "10.90.7.9"
         self.start("aggregator", "aggregator", f"--listen={address}", "--http=0.0.0.0:9466",
-                   "--token-file=/etc/weir/token/token", "--tls-cert=/etc/weir/tls/tls.crt",
+                   "--listen-health=127.0.0.1:9467", "--token-file=/etc/weir/token/token", "--tls-cert=/etc/weir/tls/tls.crt",
                    "--tls-key=/etc/weir/tls/tls.key",
                    options=[f"--ip={address}", *self.mounted("token", "tls"), "--publish=127.0.0.1::9466",
                             "--publish=127.0.0.1::48864/udp"])
