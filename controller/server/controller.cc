@@ -209,10 +209,10 @@ class ControllerImpl : public Controller {
     rest.names = options_.http_names;
     rest.access = options_.access_log ? &access_ : nullptr;
     if (!options_.listen_health.empty()) {
-      WEIR_ASSIGN_OR_RETURN(
-          health_, HealthListener::Start(
-                       {health.host, health.port, tls_.get()}, [this] { return executor_.Alive(); },
-                       [this] { return CheckReady(executor_, *served_); }));
+      WEIR_ASSIGN_OR_RETURN(health_, HealthListener::Start(
+                                         {health.host, health.port, tls_.get()},
+                                         [this] { return CheckHealth(executor_); },
+                                         [this] { return CheckReady(executor_, *served_); }));
     }
     WEIR_ASSIGN_OR_RETURN(
         rest_, RestServer::Start(rest, executor_, *served_, *calls_, events_, *authenticator_));

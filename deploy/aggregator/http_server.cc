@@ -61,8 +61,11 @@ class HttplibServer : public HttpServer {
     InstallHandlers();
     WEIR_RETURN_IF_ERROR(server_->Begin(options_.host, options_.port));
     if (options_.health_host.empty()) return OkStatus();
-    const auto well = [] { return OkStatus(); };
-    const auto ready = [this] { return aggregator_.Shards().status(); };
+    const auto well = [] { return std::string("ok"); };
+    const auto ready = [this]() -> StatusOr<std::string> {
+      WEIR_RETURN_IF_ERROR(aggregator_.Shards().status());
+      return std::string("ok");
+    };
     WEIR_ASSIGN_OR_RETURN(
         health_,
         HealthListener::Start({options_.health_host, options_.health_port, tls}, well, ready));

@@ -166,10 +166,10 @@ class HttplibRestServer : public RestServer {
       return;
     }
     if (path == "/healthz" || path == "/readyz") {
-      const Status well = path == "/healthz" ? executor_.Alive() : CheckReady(executor_, served_);
-      if (!well.ok()) return SendError(well, response);
-      const bool waits = path == "/readyz" && served_.shared() && !served_.acts();
-      SendText(request, waits ? "ok, standing by\n" : "ok\n", "text/plain", response);
+      const StatusOr<std::string> well =
+          path == "/healthz" ? CheckHealth(executor_) : CheckReady(executor_, served_);
+      if (!well.ok()) return SendError(well.status(), response);
+      SendText(request, StrCat(*well, "\n"), "text/plain", response);
     } else if (path == "/openapi.json") {
       SendText(request, OpenApiDocument({options_.version, port(), options_.local.role}),
                "application/json", response);
@@ -446,10 +446,19 @@ class HttplibRestServer : public RestServer {
 
 }  // namespace
 
-Status CheckReady(Executor& executor, ServedPlane& served) {
+StatusOr<std::string> CheckHealth(const Executor& executor) {
+  WEIR_RETURN_IF_ERROR(executor.Alive());
+  return std::string("ok");
+}
+
+StatusOr<std::string> CheckReady(Executor& executor, ServedPlane& served) {
   // A standby is ready when it knows the leader: it may then receive agents and tell them.
-  if (!served.acts()) return served.RequireLeaderKnown();
-  return executor.Call([&served] { return served->admin.Ready(); }, kReadyMax);
+  if (!served.acts()) {
+    WEIR_RETURN_IF_ERROR(served.RequireLeaderKnown());
+    return std::string(served.shared() ? "ok, standing by" : "ok");
+  }
+  WEIR_RETURN_IF_ERROR(executor.Call([&served] { return served->admin.Ready(); }, kReadyMax));
+  return std::string("ok");
 }
 
 StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,

@@ -36,9 +36,10 @@ class HealthListenerImpl : public HealthListener {
  private:
   static httplib::Server::Handler Answer(const Check& check) {
     return [&check](const httplib::Request&, httplib::Response& response) {
-      const Status status = check();
-      if (!status.ok()) response.status = 503;
-      response.set_content(status.ok() ? "ok\n" : Message(status) + "\n", "text/plain");
+      const StatusOr<std::string> answer = check();
+      if (!answer.ok()) response.status = 503;
+      response.set_content(StrCat(answer.ok() ? *answer : Message(answer.status()), "\n"),
+                           "text/plain");
     };
   }
 

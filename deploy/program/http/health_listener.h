@@ -19,11 +19,12 @@ class HealthListener {
     int port = 0;             // 0: any free one
     TlsFiles* tls = nullptr;  // null: plain text; else it has a certificate and outlives this
   };
-  using Check = std::function<Status()>;
+  /// The answer while all is well, such as "ok".
+  using Check = std::function<StatusOr<std::string>()>;
 
   /// Serves until it is destroyed. The checks are called on its threads and must return soon; an
-  /// error is answered with 503 and its message. Anyone may ask: the answer is "ok" or a cause, and
-  /// nothing else is there. kUnavailable: the address cannot be bound.
+  /// error is answered with 503 and its message. Anyone may ask: nothing but the answers is there.
+  /// kUnavailable: the address cannot be bound.
   static StatusOr<std::unique_ptr<HealthListener>> Start(const Options& options, Check healthy,
                                                          Check ready);
   virtual ~HealthListener() = default;

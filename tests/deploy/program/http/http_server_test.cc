@@ -150,9 +150,9 @@ TEST_F(HttpServerTest, HealthHasThreadsOfItsOwn) {
     changed.NotifyAll();
     while (!released) changed.Wait(mutex);
   });
-  Status well;
+  StatusOr<std::string> well("standing by");
   const auto health = HealthListener::Start(
-      {.host = "127.0.0.1"}, [] { return OkStatus(); }, [&] { return well; });
+      {.host = "127.0.0.1"}, [] { return std::string("ok"); }, [&] { return well; });
   ASSERT_TRUE(health.ok()) << health.status();
   std::vector<std::jthread> holders;
   for (int i = 0; i < 2; ++i) {
@@ -165,6 +165,7 @@ TEST_F(HttpServerTest, HealthHasThreadsOfItsOwn) {
   const int port = (*health)->port();
   EXPECT_EQ(Get(port, "/healthz")->body, "ok\n");
   EXPECT_EQ(Get(port, "/readyz")->status, 200);
+  EXPECT_EQ(Get(port, "/readyz")->body, "standing by\n");
   well = Unavailable("no quorum");
   EXPECT_EQ(Get(port, "/readyz")->status, 503);
   EXPECT_EQ(Get(port, "/readyz")->body, "no quorum\n");
