@@ -25,7 +25,7 @@ BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 ROOTS = ROOT / ".cache" / "debians"
 PYTHON_TESTS = ROOT / "tests" / "datapath" / "python"
 SKIPPED = 77
-MAKING_S, BUILDING_S, TEST_S = 600, 2400, 400
+MAKING_S, BUILDING_S, TEST_S = 600, 2400, 590
 PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
             "python3-torch", "python3-venv"]
 BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
