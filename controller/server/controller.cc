@@ -253,8 +253,9 @@ class ControllerImpl : public Controller {
       errors.clear();
       for (const PolicyEntry& entry : fleet.policies().All()) {
         if (entry.origin == "api" || entry.origin == "built in") continue;
-        if (entry.valid)
+        if (entry.valid) {
           text += StrCat(entry.origin, " ", SourceTag(entry.source), "\n", entry.source);
+        }
         if (!entry.error.empty()) errors += StrCat(errors.empty() ? "" : "; ", entry.error);
       }
       return text;

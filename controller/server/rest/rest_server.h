@@ -31,10 +31,11 @@ struct RestOptions {
   AccessLog* access = nullptr;  // null: none; outlives the server
 };
 
-/// "ok" if the thread that decides does something. kUnavailable: it has not for long. Thread-safe.
+/// "ok" while the thread that decides makes progress. kUnavailable: it has not for long.
+/// Thread-safe.
 StatusOr<std::string> CheckHealth(const Executor& executor);
-/// "ok" if the controller can answer and store something, or what a standby says that is ready to
-/// follow. kUnavailable or kDeadlineExceeded (2 s): not now. Thread-safe.
+/// "ok" if the controller can answer and store something, "ok, standing by" if it stands by and
+/// knows the leader. kUnavailable or kDeadlineExceeded (2 s): not now. Thread-safe.
 StatusOr<std::string> CheckReady(Executor& executor, ServedPlane& served);
 
 /// Bounds: HttpLimits, 1 MiB a body, 12 event streams, 10 s of silence before an event stream gets
