@@ -30,6 +30,7 @@ using Phase = HttpConnections::Phase;
 constexpr Duration kAnswerSoon = std::chrono::seconds(2);
 constexpr size_t kReadBufferBytes = 16384;
 constexpr Duration kCrowdedPause = std::chrono::seconds(1);
+constexpr Duration kSparePause = std::chrono::milliseconds(10);
 constexpr auto kStartPoll = std::chrono::milliseconds(1);
 constexpr const char* kRequestIdHeader = "X-Request-ID";
 
@@ -234,20 +235,13 @@ class ConnectionThreads : public httplib::TaskQueue {
   using Accepted = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));
 
   Accepted enqueue(std::function<void()> task) override {
-    bool crowded = false;
     {
       MutexLock lock(mutex_);
       tasks_.push_back(std::move(task));
-      crowded = tasks_.size() > idle_ && !MakeThread();
+      if (tasks_.size() > idle_ && !MakeThread()) ++owed_;
       ready_.NotifyOne();
     }
-    if (crowded && !spare_()) {
-      // Nothing can be spared: the kernel's backlog has to hold what comes next.
-      const TimePoint until = RealClock().Now() + kCrowdedPause;
-      MutexLock lock(mutex_);
-      while (tasks_.size() > idle_ && !stopping_ && room_.WaitUntil(mutex_, until)) {
-      }
-    }
+    MakeRoom();
     return static_cast<Accepted>(true);
   }
 
@@ -264,6 +258,30 @@ class ConnectionThreads : public httplib::TaskQueue {
   }
 
  private:
+  // Frees a connection for every task that waits for one: tasks are taken in turn, so one for which
+  // nothing was freed would keep all later ones waiting. A connection that a thread has only just
+  // taken cannot be spared yet, so this asks again. After a while, the kernel's backlog has to hold
+  // what comes next.
+  void MakeRoom() {
+    const TimePoint until = RealClock().Now() + kCrowdedPause;
+    while (Owed() > 0) {
+      const bool spared = spare_();
+      MutexLock lock(mutex_);
+      if (spared) {
+        --owed_;
+        continue;
+      }
+      const TimePoint now = RealClock().Now();
+      if (now >= until || stopping_) return;
+      (void)room_.WaitUntil(mutex_, std::min(until, now + kSparePause));
+    }
+  }
+
+  size_t Owed() {
+    MutexLock lock(mutex_);
+    return owed_ = std::min(owed_, tasks_.size() - std::min(tasks_.size(), idle_));
+  }
+
   bool MakeThread() WEIR_REQUIRES(mutex_) {
     if (threads_.size() >= threads_max_) return false;
     try {
@@ -298,6 +316,7 @@ class ConnectionThreads : public httplib::TaskQueue {
   CondVar ready_, room_;
   std::deque<std::function<void()>> tasks_ WEIR_GUARDED_BY(mutex_);
   size_t idle_ WEIR_GUARDED_BY(mutex_) = 0;
+  size_t owed_ WEIR_GUARDED_BY(mutex_) = 0;  // tasks for which no thread was free, made or freed
   bool stopping_ WEIR_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // changed by the accepting thread only
 };
@@ -406,6 +425,11 @@ Status HttpServer::Begin(const std::string& host, int port) {
     return Unavailable(StrCat("cannot listen on ", host, ":", port,
                               " for HTTP: the port is taken, or the address is not of this "
                               "machine"));
+  }
+  // The library asks for 5 waiting connections. Of more that come at once, the kernel drops some,
+  // and they try again only after a second.
+  if (::listen(svr_sock_, SOMAXCONN) != 0) {
+    return Unavailable(StrCat("cannot listen on ", host, ":", port_, ": ", std::strerror(errno)));
   }
   thread_ = std::thread([this] {
     listen_after_bind();

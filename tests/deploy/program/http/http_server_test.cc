@@ -6,10 +6,14 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -111,6 +115,23 @@ TEST_F(HttpServerTest, TheAccessLogIsBoundedInEveryWindow) {
   clock.Advance(LogLimit::kWindow);
   log.Add({.protocol = "http", .method = "GET", .outcome = "200"});
   EXPECT_THAT(lines_[AccessLog::kLinesMax], HasSubstr("500 lines"));
+}
+
+// The kernel drops connections beyond the backlog, and they try again only after a second.
+TEST(HttpServerBacklogTest, IsTheLongestThatTheKernelGives) {
+  struct Listening : HttpServer {
+    using HttpServer::HttpServer;
+    int socket() const { return svr_sock_; }
+  } server(nullptr);
+  ASSERT_TRUE(server.Begin("127.0.0.1", 0).ok());
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  ASSERT_EQ(getsockopt(server.socket(), IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+  int longest = 0;
+  std::ifstream("/proc/sys/net/core/somaxconn") >> longest;
+  EXPECT_EQ(info.tcpi_sacked, static_cast<uint32_t>(std::min(longest, SOMAXCONN)))
+      << "of a listening socket, this is the length of its backlog";
+  server.End();
 }
 
 TEST_F(HttpServerTest, SlowClientsMakeRoom) {
