@@ -240,6 +240,14 @@ void Agent::SendNcclTable(ConnectionId connection) {
   local_->Send(connection, command);
 }
 
+void Agent::TakeNcclTable(const v1::NcclTable& table) {
+  if (nccl_.OnControllerTable(table)) SendNcclTables();
+}
+
+void Agent::SendNcclTables() {
+  nccl_.ForEachConnection([this](ConnectionId connection) { SendNcclTable(connection); });
+}
+
 void Agent::Handle(RankLeft& event) {
   nccl_.Forget(event.connection);
   cores_.Forget(event.connection);
@@ -280,6 +288,7 @@ void Agent::Handle(ControllerSaid& event) {
       heartbeat_interval_ = FromSeconds(
           Bounded(welcome.heartbeat_interval_s(), ToSeconds(kHeartbeatDefault), 0.1, 300));
       next_heartbeat_ = clock_.Now();
+      TakeNcclTable(welcome.nccl_table());
       if (welcomed_) break;
       welcomed_ = true;
       ++controller_connections_;
@@ -295,6 +304,9 @@ void Agent::Handle(ControllerSaid& event) {
       break;
     case v1::ControllerMessage::kRank:
       Apply(subscription_.OnCommand(event.message.rank()));
+      break;
+    case v1::ControllerMessage::kNcclTable:
+      TakeNcclTable(event.message.nccl_table());
       break;
     case v1::ControllerMessage::BODY_NOT_SET:
       break;  // for a newer connection to the controller
@@ -513,9 +525,7 @@ void Agent::Tick() {
   }
   if (now >= next_metrics_) {
     next_metrics_ = now + kMetricsInterval;
-    if (nccl_.Reload()) {
-      nccl_.ForEachConnection([this](ConnectionId connection) { SendNcclTable(connection); });
-    }
+    if (nccl_.Reload()) SendNcclTables();
     PublishMetrics();
   }
 }

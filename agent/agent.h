@@ -134,6 +134,8 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   void Apply(Effects effects);
   void SendToController(v1::AgentMessage message, Tier tier);
   void OnNcclReport(ConnectionId connection, const v1::NcclReport& report);
+  void TakeNcclTable(const v1::NcclTable& table);
+  void SendNcclTables();
   void SendNcclTable(ConnectionId connection);
   void ObserveTelemetry(ConnectionId connection, const v1::RankMessage& message);
   std::string NodeOf(const std::string& datapath_address) const;

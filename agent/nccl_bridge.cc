@@ -2,6 +2,7 @@
 #include "agent/nccl_bridge.h"
 
 #include <google/protobuf/util/json_util.h>
+#include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,8 @@
 
 namespace weir::agent {
 namespace {
+
+using google::protobuf::util::MessageDifferencer;
 
 constexpr size_t kCommunicatorsMax = 64;
 constexpr size_t kTableBytesMax = 256 << 10;
@@ -114,6 +117,16 @@ bool NcclBridge::Reload() {
   return is_new;
 }
 
+bool NcclBridge::OnControllerTable(const v1::NcclTable& table) {
+  if (!table_file_.empty()) return false;
+  // Without a table before, one without rules would tell processes nothing.
+  const bool was_steered = table_.has_value() && table_->rules_size() > 0;
+  if (table.rules_size() == 0 && !was_steered) return false;
+  if (table_.has_value() && MessageDifferencer::Equals(*table_, table)) return false;
+  table_ = table;
+  return true;
+}
+
 NcclSnapshot NcclBridge::Snapshot() const {
   NcclSnapshot snapshot = sums_;
   for (const auto& [connection, process] : processes_) {
@@ -124,6 +137,9 @@ NcclSnapshot NcclBridge::Snapshot() const {
     snapshot.refusing += process.refuses_table ? 1 : 0;
   }
   if (!table_file_.empty()) snapshot.table = table_.has_value() && table_error_.empty();
+  if (table_.has_value() && table_->rules_size() > 0) {
+    snapshot.table_source = table_file_.empty() ? "controller" : "file";
+  }
   return snapshot;
 }
 
@@ -147,6 +163,8 @@ std::optional<v1::NcclSummary> NcclBridge::Summary() const {
   summary.set_peer_s(sum.wait_s[1]);
   summary.set_wire_s(sum.wait_s[2]);
   summary.set_arrival_s(sum.wait_s[3]);
+  summary.set_table_source(snapshot.table_source);
+  summary.set_refusing(static_cast<uint32_t>(snapshot.refusing));
   return summary;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Keeps the reports of this node's processes that run NCCL with libnccl-weir.so, and the table that
-// they are given. They are not ranks of a job of Weir's. Pure, except for the file of the table.
+// they are given, of a file or of the controller. They are not ranks of a job of Weir's. Pure,
+// except for the file of the table.
 
 #include <array>
 #include <cstdint>
@@ -40,6 +41,7 @@ struct NcclSnapshot {
   size_t obstructed = 0;      // of those, how many cannot change their table
   size_t refusing = 0;        // processes that refuse the table
   std::optional<bool> table;  // whether the file that is there is in use; none: no file
+  std::string table_source;   // "file", "controller"; empty: there is no table
 };
 
 /// Not thread-safe. Keeps at most 64 communicators for each connection.
@@ -57,7 +59,10 @@ class NcclBridge {
   /// Reads the file; returns whether there is a new table. A file that is not good leaves the table
   /// as it is, and is logged once. To be called about once a second.
   bool Reload();
-  /// Null: none was read yet.
+  /// Takes the controller's table; one without rules ends it. Returns whether processes are to be
+  /// sent another table. A file comes first, so that a node can be left out by its operator.
+  bool OnControllerTable(const v1::NcclTable& table);
+  /// Null: there is none yet.
   const v1::NcclTable* table() const { return table_.has_value() ? &*table_ : nullptr; }
   /// Calls `visit` with each connection that has reported.
   template <typename Visit>
@@ -80,9 +85,9 @@ class NcclBridge {
   void AddProfile(Process& process, const v1::NcclProfile& profile);
 
   const std::string table_file_;
-  std::string table_text_;   // of the file when it was last read
-  std::string table_error_;  // that was logged
-  std::optional<v1::NcclTable> table_;
+  std::string table_text_;              // of the file when it was last read
+  std::string table_error_;             // that was logged
+  std::optional<v1::NcclTable> table_;  // that processes are given
   std::map<ConnectionId, Process> processes_;
   NcclSnapshot sums_;  // what only grows
 };

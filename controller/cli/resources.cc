@@ -81,6 +81,10 @@ std::string NcclText(const v1::Node& node) {
   if (!node.has_nccl()) return "-";
   const v1::NcclSummary& nccl = node.nccl();
   std::string text = StrCat(nccl.communicators(), " comms");
+  if (!nccl.table_source().empty()) {
+    text += nccl.table_source() == "file" ? ", table of a file" : ", table of the controller";
+    if (nccl.refusing() > 0) text += StrCat(" refused by ", nccl.refusing());
+  }
   const double sum = nccl.own_gpu_s() + nccl.peer_s() + nccl.wire_s();
   if (!(sum > 0)) return text;
   const auto percent = [sum](double seconds) { return std::lround(100 * seconds / sum); };

@@ -72,7 +72,9 @@ Status Fleet::OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeG
     former->Close(Aborted(StrCat("a newer agent of node ", said.node, " connected")));
   }
   nodes_.Connect(link, said);
-  link->Send(Welcome{options_.heartbeat_interval_s, options_.version});
+  std::vector<NcclRule>& nccl_rules = nodes_.Find(said.node)->nccl_rules;
+  nccl_rules = policies_.NcclRulesFor(said.node);
+  link->Send(Welcome{options_.heartbeat_interval_s, options_.version, nccl_rules});
   peers_.AddNode(said.node);
   SaveNode(said.node);
   Log(LogLevel::kInfo, "controller", StrCat("node ", said.node, " connected from ", said.address));
@@ -296,6 +298,13 @@ void Fleet::OnPoliciesChanged(const std::string& text) {
   PublishEvent({FleetEvent::Kind::kPolicy, text});
   peers_.MarkAll();
   for (const auto& [name, job] : jobs_.all()) job->OnPolicyChange();
+  for (const auto& [name, node] : nodes_.all()) {
+    if (!node.connected()) continue;
+    std::vector<NcclRule> rules = policies_.NcclRulesFor(name);
+    if (rules == node.nccl_rules) continue;
+    nodes_.Find(name)->nccl_rules = rules;
+    nodes_.Send(name, NcclTable{std::move(rules)});
+  }
 }
 
 StatusOr<PolicyChange> Fleet::ApplyPolicy(const std::string& name, const std::string& source,

@@ -15,6 +15,7 @@
 #include "controller/fleet/probe_scheduler.h"
 #include "controller/job/job_host.h"
 #include "controller/model/job_model.h"
+#include "controller/policy/policy.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
 
@@ -48,6 +49,8 @@ struct NcclSums {
   uint32_t communicators = 0, obstructed = 0;
   uint64_t calls = 0, steered_calls = 0, sampled_operations = 0, sampled_sent_bytes = 0;
   double own_gpu_s = 0, peer_s = 0, wire_s = 0, arrival_s = 0;
+  std::string table_source;
+  uint32_t refusing = 0;
 };
 
 /// One successful measurement of one directed link. Numbers are finite and not negative.
@@ -60,6 +63,10 @@ struct LinkReport : LinkObservation {
 struct Welcome {
   double heartbeat_interval_s = 0;
   std::string controller_version;
+  std::vector<NcclRule> nccl_rules = {};
+};
+struct NcclTable {
+  std::vector<NcclRule> rules;
 };
 struct NodePeer {
   std::string node, address;
@@ -80,7 +87,8 @@ struct RefusalToRank {
   std::string reason;
   double retry_after_s = 0;  // as in RankRefusal
 };
-using AgentOrder = std::variant<Welcome, PeerList, ScheduledProbe, OrderToRank, RefusalToRank>;
+using AgentOrder =
+    std::variant<Welcome, PeerList, ScheduledProbe, OrderToRank, RefusalToRank, NcclTable>;
 
 /// The controller's end of one agent's stream.
 class AgentLink {
@@ -103,7 +111,8 @@ struct NodeState {
   double last_seen_unix_s = 0;
   TimePoint last_seen{};
   double clock_ahead_s = 0;
-  std::optional<NcclSums> nccl = {};  // the newest of this node's agent
+  std::optional<NcclSums> nccl = {};      // the newest of this node's agent
+  std::vector<NcclRule> nccl_rules = {};  // that the agent was sent last
 
   bool connected() const { return link != nullptr; }
   /// The newest sign of life.

@@ -127,15 +127,25 @@ Status PolicySet::Delete(std::string_view name) {
                          "' was applied; applied: ", names.empty() ? "none" : names));
 }
 
-const PolicyEntry* PolicySet::Match(std::string_view job, const JobLabels& labels) const {
+template <typename Matches>
+const PolicyEntry* PolicySet::First(Matches matches) const {
   const PolicyEntry* best = nullptr;
   for (const auto* entries : {&applied_, &files_}) {
     for (const auto& [key, entry] : *entries) {
       if (best != nullptr && entry.policy.priority <= best->policy.priority) continue;
-      if (entry.valid && PolicyMatches(entry.policy, job, labels)) best = &entry;
+      if (entry.valid && matches(entry.policy)) best = &entry;
     }
   }
   return best;
+}
+
+const PolicyEntry* PolicySet::Match(std::string_view job, const JobLabels& labels) const {
+  return First([&](const Policy& policy) { return PolicyMatches(policy, job, labels); });
+}
+
+std::vector<NcclRule> PolicySet::NcclRulesFor(std::string_view node) const {
+  const PolicyEntry* found = First([&](const Policy& policy) { return SteersNccl(policy, node); });
+  return found == nullptr ? std::vector<NcclRule>{} : found->policy.nccl_rules;
 }
 
 std::vector<std::string> PolicySet::Warnings(const Policy& policy) const {

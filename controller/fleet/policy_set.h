@@ -55,6 +55,8 @@ class PolicySet {
   const PolicyEntry* Find(std::string_view name) const;
   /// The entry that rules a job; null: the default policy.
   const PolicyEntry* Match(std::string_view job, const JobLabels& labels = {}) const;
+  /// The rules for NCCL on a node: of the first policy that has some for it.
+  std::vector<NcclRule> NcclRulesFor(std::string_view node) const;
   /// Codecs and collectives that a policy names and no rank has declared yet, one sentence each.
   std::vector<std::string> Warnings(const Policy& policy) const;
   /// In order of precedence, the default last.
@@ -63,6 +65,9 @@ class PolicySet {
   double last_success_unix_s() const { return last_success_unix_s_; }
 
  private:
+  /// The first policy in the order of precedence for which `matches` is true; null: none.
+  template <typename Matches>
+  const PolicyEntry* First(Matches matches) const;
   bool LoadFile(const std::string& path, const std::string& source, double unix_s);
 
   PolicyNames known_, declared_;                // declared_: by ranks

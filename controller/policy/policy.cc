@@ -22,6 +22,15 @@ const std::set<std::string> kDenseChecks = {"auto", "never"};
 const std::set<std::string> kOuterSteps = {"auto", "average", "sgd_nesterov"};
 constexpr double kSyncStepsMax = 1 << 16;  // as ranks have it
 
+// As the library has them, and its limits (datapath/nccl/plugin/table.h); a test compares them.
+const std::set<std::string> kNcclFunctions = {"broadcast", "reduce", "all_gather", "reduce_scatter",
+                                              "all_reduce"};
+const std::set<std::string> kNcclAlgorithms = {
+    "tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"};
+const std::set<std::string> kNcclProtocols = {"ll", "ll128", "simple"};
+constexpr double kNcclBytesMax = 1LL << 50;
+constexpr uint64_t kNcclChunkGrain = 4096;
+
 // The names that documents are checked against; null: any name is valid.
 struct Known {
   const std::set<std::string>* codecs = nullptr;
@@ -133,6 +142,36 @@ StrictSection AggregationSection(const std::string& origin, Policy* policy) {
   return section;
 }
 
+StrictSection NcclRuleSection(const std::string& origin, NcclRule* rule) {
+  StrictSection section(origin);
+  section.Name("function", NameKind::kPlain, &rule->function, &kNcclFunctions)
+      .Means("the operation")
+      .Count("bytes_min", {.min = 0, .max = kNcclBytesMax}, &rule->bytes_min)
+      .Means("calls of at least so many bytes")
+      .Count("bytes_end", {.min = 0, .max = kNcclBytesMax}, &rule->bytes_end)
+      .Means("and of less than so many; 0: no end")
+      .Integer("ranks", {.min = 0, .max = 1 << 20}, &rule->ranks)
+      .Means("only in communicators of so many ranks; 0: in all")
+      .Name("algorithm", NameKind::kPlain, &rule->algorithm, &kNcclAlgorithms)
+      .Means("must be given")
+      .Name("protocol", NameKind::kPlain, &rule->protocol, &kNcclProtocols)
+      .Means("must be given")
+      .Integer("channels", {.min = 0, .max = 64}, &rule->channels)
+      .Means("0: as NCCL chooses")
+      .Count("chunk_bytes", {.min = 0, .max = 64 << 20}, &rule->chunk_bytes)
+      .Means("a multiple of 4096; 0: as NCCL chooses");
+  return section;
+}
+
+StrictSection NcclSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Names("nodes", NameKind::kPattern, &policy->nccl_nodes)
+      .Means("shell patterns (* and ?) of the names of the nodes that the rules are for")
+      .Sections("rules", NcclRuleSection, &policy->nccl_rules)
+      .Means("the first rule that matches a call decides; calls without one are left to NCCL");
+  return section;
+}
+
 StrictSection Document(const std::string& origin, const Known& known, Policy* policy) {
   StrictSection document(origin);
   document.Name("name", NameKind::kPlain, &policy->name)
@@ -157,7 +196,9 @@ StrictSection Document(const std::string& origin, const Known& known, Policy* po
       .Section("aggregation", AggregationSection(origin, policy))
       .Means("sums on aggregators")
       .Section("probing", ProbingSection(origin, policy))
-      .Means("measurements that cost bytes");
+      .Means("measurements that cost bytes")
+      .Section("nccl", NcclSection(origin, policy))
+      .Means("algorithms of NCCL in processes that use libnccl-weir.so");
   return document;
 }
 
@@ -183,6 +224,26 @@ Status CheckAggregation(const std::string& origin, const Policy& policy) {
     std::string found;
     for (const std::string& name : allowed) found += StrCat(found.empty() ? "" : ", ", name);
     return refuse("bounds.collectives", found);
+  }
+  return OkStatus();
+}
+
+Status CheckNccl(const std::string& origin, const Policy& policy) {
+  for (size_t i = 0; i < policy.nccl_rules.size(); ++i) {
+    const NcclRule& rule = policy.nccl_rules[i];
+    const auto wrong = [&](const char* key, const std::string& problem) {
+      return InvalidArgument(StrCat(origin, ":1: nccl.rules[", i, "].", key, ": ", problem));
+    };
+    if (rule.algorithm.empty()) return wrong("algorithm", "expected a name, found nothing");
+    if (rule.protocol.empty()) return wrong("protocol", "expected a name, found nothing");
+    if (rule.bytes_end != 0 && rule.bytes_end <= rule.bytes_min) {
+      return wrong("bytes_end", StrCat("expected 0, or more than bytes_min ", rule.bytes_min,
+                                       ", found ", rule.bytes_end));
+    }
+    if (rule.chunk_bytes % kNcclChunkGrain != 0) {
+      return wrong("chunk_bytes", StrCat("expected a multiple of ", kNcclChunkGrain, ", found ",
+                                         rule.chunk_bytes));
+    }
   }
   return OkStatus();
 }
@@ -219,6 +280,11 @@ bool PatternMatches(std::string_view pattern, std::string_view text) {
   return p == pattern.size();
 }
 
+bool AnyMatches(const std::vector<std::string>& patterns, std::string_view text) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return PatternMatches(pattern, text); });
+}
+
 }  // namespace
 
 StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
@@ -240,6 +306,7 @@ StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
                                   policy.delay_target_s));
   }
   WEIR_RETURN_IF_ERROR(CheckAggregation(name, policy));
+  WEIR_RETURN_IF_ERROR(CheckNccl(name, policy));
   Rename("dense", "identity", &policy);
   return policy;
 }
@@ -270,17 +337,17 @@ std::map<std::string, std::string> PolicyValues(const Policy& policy) {
 }
 
 bool PolicyMatches(const Policy& policy, std::string_view job, const JobLabels& labels) {
-  const auto any = [](const std::vector<std::string>& patterns, std::string_view text) {
-    return std::any_of(patterns.begin(), patterns.end(),
-                       [&](const std::string& pattern) { return PatternMatches(pattern, text); });
-  };
   const auto space = labels.find(kNamespaceLabel);
-  return any(policy.jobs, job) &&
-         any(policy.namespaces, space == labels.end() ? "" : space->second) &&
+  return AnyMatches(policy.jobs, job) &&
+         AnyMatches(policy.namespaces, space == labels.end() ? "" : space->second) &&
          std::all_of(policy.labels.begin(), policy.labels.end(), [&](const auto& wanted) {
            const auto found = labels.find(wanted.first);
            return found != labels.end() && PatternMatches(wanted.second, found->second);
          });
+}
+
+bool SteersNccl(const Policy& policy, std::string_view node) {
+  return !policy.nccl_rules.empty() && AnyMatches(policy.nccl_nodes, node);
 }
 
 }  // namespace weir

@@ -17,6 +17,17 @@ using JobLabels = std::map<std::string, std::string>;
 /// The label that Policy::namespaces selects.
 inline constexpr char kNamespaceLabel[] = "namespace";
 
+/// A rule for processes that run NCCL with libnccl-weir.so; see NcclRule in rank.proto.
+struct NcclRule {
+  std::string function = "all_reduce", algorithm, protocol;
+  uint64_t bytes_min = 0, bytes_end = 0;  // bytes_end 0: no end
+  int ranks = 0;                          // of the communicator; 0: any
+  int channels = 0;                       // 0: as NCCL chooses
+  uint64_t chunk_bytes = 0;               // 0: as NCCL chooses
+
+  bool operator==(const NcclRule&) const = default;
+};
+
 struct Policy {
   std::string name = "default";
   // Which jobs it rules: those that match all of these. If several policies match a job, the one of
@@ -70,6 +81,11 @@ struct Policy {
   double probe_budget_ratio = 0.005;  // of training bytes
   double probe_interval_s = 30;
   double latency_interval_s = 1;
+  // Rules for NCCL, and which nodes they are for. These processes are no jobs of Weir's, so a
+  // policy with rules is for nodes, whatever jobs it rules; of several, as with jobs, the first
+  // counts.
+  std::vector<std::string> nccl_nodes = {"*"};  // shell patterns of their names
+  std::vector<NcclRule> nccl_rules;             // the first that matches a call decides
 };
 
 /// The codecs, with their variants, and collectives that a policy may name. Documents may call the
@@ -94,5 +110,8 @@ std::map<std::string, std::string> PolicyValues(const Policy& policy);
 
 /// Whether the job's name, namespace and labels match the patterns (* and ?) of the policy.
 bool PolicyMatches(const Policy& policy, std::string_view job, const JobLabels& labels = {});
+
+/// Whether the policy has rules for NCCL on the node of that name.
+bool SteersNccl(const Policy& policy, std::string_view node);
 
 }  // namespace weir

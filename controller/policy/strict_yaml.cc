@@ -245,18 +245,32 @@ StrictSection& StrictSection::Number(const std::string& key, NumberRange range, 
 }
 
 StrictSection& StrictSection::Integer(const std::string& key, NumberRange range, int* out) {
-  const auto read = [this_origin = origin_, range, out](const YAML::Node& value,
-                                                        const std::string& path) {
+  return AddInteger(
+      key, range, [out](double number) { *out = static_cast<int>(number); },
+      [out] { return *out; });
+}
+
+StrictSection& StrictSection::Count(const std::string& key, NumberRange range, uint64_t* out) {
+  return AddInteger(
+      key, range, [out](double number) { *out = static_cast<uint64_t>(number); },
+      [out] { return *out; });
+}
+
+StrictSection& StrictSection::AddInteger(const std::string& key, NumberRange range,
+                                         std::function<void(double)> set, Maker value) {
+  const auto read = [this_origin = origin_, range, set = std::move(set)](const YAML::Node& value,
+                                                                         const std::string& path) {
     double number = 0;
     if (!ParseNumber(value, &number) || !InRange(number, range) || number != std::floor(number)) {
+      // All digits: the range of bytes would be shown with an exponent.
       return Wrong(this_origin, value.Mark(), path,
-                   StrCat("expected an integer in [", range.min, ", ", range.max, "], found ",
-                          Shown(value)));
+                   StrCat("expected an integer in [", static_cast<int64_t>(range.min), ", ",
+                          static_cast<int64_t>(range.max), "], found ", Shown(value)));
     }
-    *out = static_cast<int>(number);
+    set(number);
     return OkStatus();
   };
-  return Add(key, {read, [range] { return SchemaOf("integer", range); }, [out] { return *out; }});
+  return Add(key, {read, [range] { return SchemaOf("integer", range); }, std::move(value)});
 }
 
 StrictSection& StrictSection::Boolean(const std::string& key, bool* out) {
@@ -373,6 +387,36 @@ StrictSection& StrictSection::Section(const std::string& key, StrictSection sect
   };
   return Add(
       key, {read, [section] { return section.Schema(); }, [section] { return section.Values(); }});
+}
+
+StrictSection& StrictSection::AddList(const std::string& key, List list) {
+  const auto read = [this_origin = origin_, list](const YAML::Node& value,
+                                                  const std::string& path) {
+    if (!value.IsSequence() || value.size() > kPolicyListMax) {
+      return Wrong(
+          this_origin, value.Mark(), path,
+          StrCat("expected a list of at most ", kPolicyListMax, " sections, found ", Shown(value)));
+    }
+    list.clear();
+    for (size_t i = 0; i < value.size(); ++i) {
+      const std::string inner = StrCat(path, "[", i, "]");
+      if (ExplicitTag(value[i])) {
+        return Wrong(this_origin, value[i].Mark(), inner,
+                     StrCat("expected no tag, found ", value[i].Tag().substr(0, 40)));
+      }
+      WEIR_RETURN_IF_ERROR(list.at(i).Read(value[i], inner));
+    }
+    return OkStatus();
+  };
+  const auto schema = [list] {
+    return Json{{"type", "array"}, {"items", list.schema()}, {"maxItems", kPolicyListMax}};
+  };
+  const auto values = [list] {
+    Json entries = Json::array();
+    for (size_t i = 0; i < list.size(); ++i) entries.push_back(list.at(i).Values());
+    return entries;
+  };
+  return Add(key, {read, schema, values});
 }
 
 StrictSection& StrictSection::NameOrSection(const std::string& key, std::string* name,

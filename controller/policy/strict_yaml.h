@@ -51,6 +51,8 @@ class StrictSection {
 
   StrictSection& Number(const std::string& key, NumberRange range, double* out);
   StrictSection& Integer(const std::string& key, NumberRange range, int* out);
+  /// As Integer, for numbers that an int does not hold, up to 2^53.
+  StrictSection& Count(const std::string& key, NumberRange range, uint64_t* out);
   /// The plain word true or false.
   StrictSection& Boolean(const std::string& key, bool* out);
   /// A name, which must be one of `known` if that is given. `known` must outlive the section.
@@ -63,6 +65,20 @@ class StrictSection {
   StrictSection& Map(const std::string& key, NameKind kind,
                      std::map<std::string, std::string>* out);
   StrictSection& Section(const std::string& key, StrictSection section);
+  /// A list of at most kPolicyListMax sections. `make` gives the section that reads one entry.
+  template <typename Entry>
+  StrictSection& Sections(const std::string& key, StrictSection (*make)(const std::string&, Entry*),
+                          std::vector<Entry>* out) {
+    return AddList(key, {[out] { out->clear(); }, [out] { return out->size(); },
+                         [this_origin = &origin_, out, make](size_t i) {
+                           if (i == out->size()) out->emplace_back();
+                           return make(*this_origin, &(*out)[i]);
+                         },
+                         [this_origin = &origin_, make] {
+                           Entry defaults;
+                           return make(*this_origin, &defaults).Schema();
+                         }});
+  }
   /// A section that may also be written as just one name; `known` is only for the schema.
   StrictSection& NameOrSection(const std::string& key, std::string* name, StrictSection section,
                                const std::set<std::string>* known = nullptr);
@@ -86,6 +102,17 @@ class StrictSection {
     Maker value;
     std::string meaning = {};
   };
+  // A list whose entries have any type: `at` gives the section of an entry, of a new one at the
+  // end.
+  struct List {
+    std::function<void()> clear;
+    std::function<size_t()> size;
+    std::function<StrictSection(size_t)> at;
+    Maker schema;  // of an entry
+  };
+  StrictSection& AddList(const std::string& key, List list);
+  StrictSection& AddInteger(const std::string& key, NumberRange range,
+                            std::function<void(double)> set, Maker value);
   StrictSection& Add(const std::string& key, Key added);
   std::string KnownKeys() const;
 

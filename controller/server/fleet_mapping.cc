@@ -44,6 +44,29 @@ v1::NcclSummary ToProto(const NcclSums& in) {
   out.set_peer_s(in.peer_s);
   out.set_wire_s(in.wire_s);
   out.set_arrival_s(in.arrival_s);
+  out.set_table_source(in.table_source);
+  out.set_refusing(in.refusing);
+  return out;
+}
+
+// Agents are not believed any other text.
+std::string KnownSource(const std::string& source) {
+  return source == "file" || source == "controller" ? source : "";
+}
+
+v1::NcclTable TableOf(const std::vector<NcclRule>& rules) {
+  v1::NcclTable out;
+  for (const NcclRule& in : rules) {
+    v1::NcclRule* rule = out.add_rules();
+    rule->set_function(in.function);
+    rule->set_bytes_min(in.bytes_min);
+    rule->set_bytes_end(in.bytes_end);
+    rule->set_ranks(static_cast<uint32_t>(in.ranks));
+    rule->set_algorithm(in.algorithm);
+    rule->set_protocol(in.protocol);
+    rule->set_channels(static_cast<uint32_t>(in.channels));
+    rule->set_chunk_bytes(in.chunk_bytes);
+  }
   return out;
 }
 
@@ -64,7 +87,11 @@ struct OrderBody {
   void operator()(const Welcome& in) const {
     out.mutable_welcome()->set_heartbeat_interval_s(in.heartbeat_interval_s);
     out.mutable_welcome()->set_controller_version(in.controller_version);
+    if (!in.nccl_rules.empty()) {
+      *out.mutable_welcome()->mutable_nccl_table() = TableOf(in.nccl_rules);
+    }
   }
+  void operator()(const NcclTable& in) const { *out.mutable_nccl_table() = TableOf(in.rules); }
   void operator()(const PeerList& in) const {
     out.mutable_peers()->set_latency_interval_s(in.latency_interval_s);
     for (const NodePeer& each : in.peers) {
@@ -151,7 +178,9 @@ std::optional<NcclSums> ToModel(const v1::NcclSummary& in) {
                   in.own_gpu_s(),
                   in.peer_s(),
                   in.wire_s(),
-                  in.arrival_s()};
+                  in.arrival_s(),
+                  KnownSource(in.table_source()),
+                  in.refusing()};
 }
 
 std::optional<LinkReport> ToModel(const std::string& source, const v1::LinkSample& in) {

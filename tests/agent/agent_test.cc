@@ -145,6 +145,34 @@ TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
   std::filesystem::remove(options_.nccl_table_file);
 }
 
+TEST_F(AgentTest, NcclProcessesGetTheControllersTable) {
+  FakeController controller;
+  StartAgent(controller.port());
+  ASSERT_TRUE(controller.Next(IsHello));
+  SocketClient process(options_.local.socket_path);
+  ASSERT_TRUE(process.SendJson(R"({"nccl": {"tuners": [{"communicator": "a", "calls": 3}],
+                                           "table_error": ""}})"));
+  ASSERT_TRUE(controller.Next([](const auto& m) { return m.has_nccl(); }));
+  v1::ControllerMessage order;
+  order.mutable_nccl_table()->add_rules()->set_algorithm("pat");
+  controller.Send(order);
+  const auto table = process.Receive();
+  ASSERT_TRUE(table);
+  ASSERT_EQ(table->nccl_table().rules_size(), 1);
+  EXPECT_EQ(table->nccl_table().rules(0).algorithm(), "pat");
+  const auto told =
+      controller.Next([](const auto& m) { return m.nccl().table_source() == "controller"; });
+  EXPECT_TRUE(told);
+  // A controller that welcomes the agent again without rules has none any more.
+  v1::ControllerMessage welcome;
+  welcome.mutable_welcome()->set_heartbeat_interval_s(1);
+  controller.Send(welcome);
+  const auto without = process.Receive();
+  ASSERT_TRUE(without);
+  EXPECT_TRUE(without->has_nccl_table());
+  EXPECT_EQ(without->nccl_table().rules_size(), 0);
+}
+
 TEST_F(AgentTest, TellsTheControllerOfItsGpus) {
   FakeController controller;
   options_.nvml_library = WEIR_FAKE_NVML;

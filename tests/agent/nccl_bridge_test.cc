@@ -60,6 +60,31 @@ TEST(NcclBridgeTest, ASummaryIsOfAllFunctionsAndSizes) {
   EXPECT_DOUBLE_EQ(summary->own_gpu_s(), 1);
 }
 
+TEST(NcclBridgeTest, TheControllersTableIsForNodesWithoutAFile) {
+  v1::NcclTable ring;
+  ring.add_rules()->set_algorithm("ring");
+  const v1::NcclTable none;
+  NcclBridge bridge("");
+  EXPECT_FALSE(bridge.OnControllerTable(none));
+  EXPECT_EQ(bridge.table(), nullptr) << "a table without rules would tell nobody anything";
+  EXPECT_TRUE(bridge.OnControllerTable(ring));
+  EXPECT_FALSE(bridge.OnControllerTable(ring));
+  EXPECT_EQ(bridge.Snapshot().table_source, "controller");
+  EXPECT_FALSE(bridge.Snapshot().table.has_value()) << "that is of a file";
+  bridge.OnReport(1, Report(R"({"table_error": "unknown key"})"));
+  EXPECT_EQ(bridge.Summary()->table_source(), "controller");
+  EXPECT_EQ(bridge.Summary()->refusing(), 1u);
+  // Processes keep what they were told, so the end of a table must be told.
+  EXPECT_TRUE(bridge.OnControllerTable(none));
+  ASSERT_NE(bridge.table(), nullptr);
+  EXPECT_EQ(bridge.table()->rules_size(), 0);
+  EXPECT_EQ(bridge.Snapshot().table_source, "");
+
+  NcclBridge with_file("/nonexistent/table");
+  EXPECT_FALSE(with_file.OnControllerTable(ring));
+  EXPECT_EQ(with_file.table(), nullptr);
+}
+
 TEST(NcclBridgeTest, HostileValuesNeitherShrinkNorSpoilSums) {
   NcclBridge bridge("");
   bridge.OnReport(1, Profile(5, 1, "anything", 4000000));

@@ -255,6 +255,65 @@ TEST(PolicyTest, ChecksumsAreOnByDefault) {
   }
 }
 
+TEST(PolicyTest, RulesForNcclAreForNodes) {
+  const auto policy = ParsePolicy(R"(
+nccl:
+  nodes: ["gpu-*"]
+  rules:
+    - {algorithm: tree, protocol: ll, bytes_end: 65536}
+    - {function: all_gather, algorithm: ring, protocol: ll128, bytes_min: 65536, bytes_end: 4294967296, ranks: 8,
+       channels: 4, chunk_bytes: 131072}
+)",
+                                  "p.yaml");
+  ASSERT_TRUE(policy.ok()) << ToString(policy.status());
+  ASSERT_EQ(policy->nccl_rules.size(), 2u);
+  EXPECT_EQ(policy->nccl_rules[0],
+            (NcclRule{.algorithm = "tree", .protocol = "ll", .bytes_end = 65536}));
+  EXPECT_EQ(policy->nccl_rules[1], (NcclRule{.function = "all_gather",
+                                             .algorithm = "ring",
+                                             .protocol = "ll128",
+                                             .bytes_min = 65536,
+                                             .bytes_end = 1ull << 32,
+                                             .ranks = 8,
+                                             .channels = 4,
+                                             .chunk_bytes = 131072}));
+  EXPECT_TRUE(SteersNccl(*policy, "gpu-7"));
+  EXPECT_FALSE(SteersNccl(*policy, "cpu-7"));
+  EXPECT_FALSE(SteersNccl(Policy{}, "gpu-7"));
+  // The values of a policy, as a difference shows them, are a document again.
+  const auto again =
+      ParsePolicy(StrCat("nccl: {rules: ", PolicyValues(*policy).at("nccl.rules"), "}"), "q.yaml");
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(again->nccl_rules, policy->nccl_rules);
+}
+
+TEST(PolicyTest, WrongRulesForNcclAreNamed) {
+  const auto rule = [](const std::string& text) {
+    return ErrorOf(StrCat("nccl:\n  rules:\n    - {algorithm: ring, protocol: ll}\n    - ", text));
+  };
+  EXPECT_THAT(rule("{algorithm: rings, protocol: ll}"),
+              AllOf(HasSubstr("p.yaml:4: nccl.rules[1].algorithm: expected one of"),
+                    HasSubstr("the nearest is 'ring'")));
+  EXPECT_THAT(rule("{protocol: ll}"),
+              HasSubstr("nccl.rules[1].algorithm: expected a name, found nothing"));
+  EXPECT_THAT(rule("{algorithm: ring}"),
+              HasSubstr("nccl.rules[1].protocol: expected a name, found nothing"));
+  EXPECT_THAT(rule("{algorithm: ring, protocol: ll, bytes_min: 8, bytes_end: 8}"),
+              HasSubstr("expected 0, or more than bytes_min 8, found 8"));
+  EXPECT_THAT(rule("{algorithm: ring, protocol: ll, chunk_bytes: 5000}"),
+              HasSubstr("expected a multiple of 4096, found 5000"));
+  EXPECT_THAT(rule("{algorithm: ring, protocol: ll, bytes_min: -1}"),
+              HasSubstr("expected an integer in [0, 1125899906842624], found '-1'"));
+  EXPECT_THAT(rule("{algorithm: ring, protocol: ll, size: 8}"), HasSubstr("unknown key 'size'"));
+  EXPECT_THAT(rule("ring"), HasSubstr("nccl.rules[1]: expected a section"));
+  EXPECT_THAT(rule("!!map {algorithm: ring, protocol: ll}"), HasSubstr("expected no tag"));
+  EXPECT_THAT(ErrorOf("nccl: {rules: {algorithm: ring}}"),
+              HasSubstr("nccl.rules: expected a list of at most 256 sections, found a section"));
+  std::string many = "nccl: {rules: [";
+  for (int i = 0; i < 257; ++i) many += "{algorithm: ring, protocol: ll}, ";
+  EXPECT_THAT(ErrorOf(many + "]}"), HasSubstr("expected a list of at most 256 sections"));
+}
+
 TEST(PolicyTest, EveryPrefixOfADocumentIsAnsweredWithoutThrowing) {
   const std::string text =
       "name: a\nobjective: {name: moo, moo_weight_time: 0.5}\njobs: ['a*', \"b\"]\n";
@@ -345,6 +404,11 @@ TEST(PolicySchemaTest, HasEveryKeyWithItsDefaultAndLimits) {
   EXPECT_EQ(schema["properties"]["objective"]["oneOf"][0]["enum"],
             nlohmann::json({"fixed", "throughput"}));
   EXPECT_EQ(schema["properties"]["switching"]["properties"]["flaps_max"]["type"], "integer");
+  const auto& rules = schema["properties"]["nccl"]["properties"]["rules"];
+  EXPECT_EQ(rules["maxItems"], 256);
+  EXPECT_EQ(rules["items"]["properties"]["protocol"]["enum"],
+            nlohmann::json({"ll", "ll128", "simple"}));
+  EXPECT_EQ(rules["items"]["additionalProperties"], false);
 }
 
 TEST(PolicyExamplesTest, EveryShippedPolicyParses) {
