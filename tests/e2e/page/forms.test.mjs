@@ -8,7 +8,7 @@ import {tmpdir} from "node:os";
 import {join} from "node:path";
 import {after, before, test} from "node:test";
 
-import {Fixture, launch, openTab, screenshot, texts, waitFor} from "./harness.mjs";
+import {assertAccessible, Fixture, launch, openTab, screenshot, texts, waitFor} from "./harness.mjs";
 
 const tokens = {
   viewer: "viewer-token-of-the-test",
@@ -300,4 +300,33 @@ test("a job is pinned and unpinned by an operator who confirms it", async () => 
         `${guarded.url}/v1/jobs/lm`, {headers: {Authorization: `Bearer ${tokens.viewer}`}});
     return answer.json();
   }
+});
+
+test("the audit trail tells admins who changed what, and what was refused", async () => {
+  const refused = await fetch(`${guarded.url}/v1/policies/lm-bounds`, {
+    method: "DELETE",
+    headers: {Authorization: `Bearer ${tokens.viewer}`}
+  });
+  assert.equal(refused.status, 403);
+  const applied = await fetch(`${guarded.url}/v1/policies/other`, {
+    method: "PUT",
+    headers: {Authorization: `Bearer ${tokens.admin}`, "Content-Type": "application/json"},
+    body: JSON.stringify({source: "name: other\njobs: [nobody]\n"})
+  });
+  assert.equal(applied.status, 200);
+  const tab = await openTab(browser, guarded.url, {address: "/#/audit"});
+  const {page} = tab;
+  await giveToken(page, tokens.viewer);
+  await waitFor(page, "#audit", /needs the role admin/);
+  await page.click("#forget-token");
+  await giveToken(page, tokens.admin);
+  await waitFor(page, "#audit caption", /The newest \d+ records/);
+  const rows = await texts(page, "#audit tbody tr");
+  assert.match(rows[0], /the-admin\s+token\s+127\.0\.0\.1\s+ApplyPolicy\s+other\s+OK/);
+  assert.match(rows[1], /the-viewer\s+token\s+127\.0\.0\.1\s+DeletePolicy\s+lm-bounds\s+▲ PERMISSION_DENIED/);
+  assert.match(await page.locator("#audit tbody tr").nth(1).getAttribute("class"), /trouble/);
+  await assertAccessible(page);
+  await screenshot(page, "audit");
+  await tab.check(/401 \(Unauthorized\)/);
+  await tab.close();
 });
