@@ -131,6 +131,16 @@ void ControllerStream::Pause(const std::stop_token& stop, Duration pause) {
   stopped.wait_for(lock, stop, pause, [] { return false; });
 }
 
+// A channel tells why it cannot connect, such as that a certificate is not accepted, only to a call
+// that does not wait for it.
+std::string ControllerStream::WhyNotConnected(const Call& call) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kConnectSlice);
+  const grpc::Status failed = v1::AgentService::NewStub(call.channel)->Connect(&context)->Finish();
+  return failed.error_code() == grpc::StatusCode::UNAVAILABLE ? failed.error_message()
+                                                              : "nothing has answered";
+}
+
 StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
     const std::stop_token& stop) {
   WEIR_RETURN_IF_ERROR(options_.credentials.Permit(target_));  // a standby may have named it
@@ -157,8 +167,8 @@ StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
   while (!call->channel->WaitForConnected(std::chrono::system_clock::now() + kConnectSlice)) {
     if (stop.stop_requested()) return Aborted("stopping");
     if (clock_.Now() >= deadline) {
-      return DeadlineExceeded(
-          StrCat("no connection within ", ToSeconds(patience), " s; trying on"));
+      return DeadlineExceeded(StrCat("no connection within ", ToSeconds(patience), " s (",
+                                     WhyNotConnected(*call), "); trying on"));
     }
   }
   if (!options_.token_file.empty()) {

@@ -80,6 +80,7 @@ class ControllerStream {
   };
   Ended RunOnce(const std::stop_token& stop);
   StatusOr<std::unique_ptr<Call>> Open(const std::stop_token& stop);
+  static std::string WhyNotConnected(const Call& call);
   Status CheckTerm(const Call& call);
   void ChooseNext(const Call& call);
   void WriteLoop(Call& call);

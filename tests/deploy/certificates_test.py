@@ -250,6 +250,21 @@ class CertificatesTest(unittest.TestCase):
         self.wait_for_while(log, r" E tls: .*cannot read TLS file '\S+/tls.crt'", presented)
         self.assertEqual(presented(), "second")
 
+    def test_the_agent_says_why_it_cannot_connect(self):
+        openssl(self.directory, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-x509",
+                "-subj", "/CN=other", "-keyout", "other.key", "-out", "other.crt")
+        cert, key = self.mount("first")
+        (address, _), _ = self.start_controller(cert, key)
+        common = ("--node", "here", "--probe-port", "0", "--cert", cert, "--key", key, "--socket")
+        log = self.start(AGENT, "--controller", address, "--ca", self.directory / "other.crt", *common,
+                         self.directory / "agent.sock")
+        self.wait_for(log, r"no connection within \S+ s \(.*(?i:certificate|handshake)")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            closed = "127.0.0.1:{}".format(free.getsockname()[1])
+        log = self.start(AGENT, "--controller", closed, "--ca", self.made / "ca.crt", *common,
+                         self.directory / "other.sock")
+        self.wait_for(log, r"no connection within \S+ s \(.*Connection refused")
+
     def test_the_agent_reports_renewals(self):
         listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))   # accepts nobody
         cert, key = self.mount("first")
