@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "agent/measure/socket.h"
-#include "datapath/base/identity/rank_proof.h"
 #include "deploy/program/http/http_server.h"
 
 namespace weir::agent {
@@ -17,7 +16,7 @@ class HttpEndpointImpl : public HttpEndpoint {
  public:
   HttpEndpointImpl(const Options& options, std::function<std::string()> text,
                    std::function<Status()> healthy)
-      : token_(options.token),
+      : tokens_(options.tokens),
         text_(std::move(text)),
         healthy_(std::move(healthy)),
         server_(options.tls, kLimits, options.access_log ? &access_ : nullptr) {}
@@ -39,18 +38,20 @@ class HttpEndpointImpl : public HttpEndpoint {
 
  private:
   void Metrics(const httplib::Request& request, httplib::Response& response) {
-    if (!token_.empty()) {
-      if (!ConstantTimeEquals(request.get_header_value("Authorization"), "Bearer " + token_)) {
-        response.status = 401;
-        response.set_content("expected the header 'Authorization: Bearer <token>'\n", "text/plain");
+    if (tokens_ != nullptr) {
+      const StatusOr<std::string> name =
+          tokens_->Find(request.get_header_value("Authorization"), request.remote_addr);
+      if (!name.ok()) {
+        response.status = name.status().code() == StatusCode::kResourceExhausted ? 429 : 401;
+        response.set_content(Message(name.status()) + "\n", "text/plain");
         return;
       }
-      HttpServer::NameCaller("token");
+      HttpServer::NameCaller(*name);
     }
     response.set_content(text_(), "text/plain; version=0.0.4; charset=utf-8");
   }
 
-  const std::string token_;
+  TokenFile* const tokens_;
   const std::function<std::string()> text_;
   const std::function<Status()> healthy_;
   AccessLog access_;

@@ -8,6 +8,7 @@
 
 #include "datapath/base/status.h"
 #include "deploy/program/tls/tls_files.h"
+#include "deploy/program/token_file.h"
 
 namespace weir::agent {
 
@@ -15,8 +16,9 @@ class HttpEndpoint {
  public:
   struct Options {
     std::string address = {};  // IP:PORT; port 0: any
-    /// "Bearer TOKEN" that /metrics asks for; empty: nothing does. /healthz is open to all.
-    std::string token = {};
+    /// One of its tokens is needed for /metrics; null: none is. /healthz is open to all. It
+    /// outlives the endpoint.
+    TokenFile* tokens = nullptr;
     TlsFiles* tls = nullptr;  // null: plain text; else it has a certificate and outlives this
     bool access_log = false;
   };

@@ -36,6 +36,7 @@ struct Flags {
   std::string listen_ranks;
   std::string token_file;
   std::string metrics_token_file;
+  std::unique_ptr<TokenFile> metrics_tokens;
   std::vector<std::string> unprotected;
   std::unique_ptr<TlsFiles> http_tls;  // where no controller needs them
   std::string socket_mode = "0660";
@@ -83,7 +84,7 @@ void DefineFlags(CLI::App& app, Flags* flags) {
                  "IP:PORT of /metrics and /healthz, by TLS where --cert is given; none by default")
       ->type_name("ADDRESS");
   app.add_option("--metrics-token-file", flags->metrics_token_file,
-                 "file with the bearer token that /metrics asks for")
+                 "file with the bearer tokens of which /metrics needs one")
       ->type_name("FILE");
   app.add_flag("--access-log", agent.http.access_log, "log every answered HTTP request");
   app.add_option("--unprotected", flags->unprotected,
@@ -143,14 +144,17 @@ Status Protect(Flags* flags) {
           "--metrics-token-file: the token would cross the network in plain text: give --cert and "
           "--key");
     }
-    WEIR_ASSIGN_OR_RETURN(agent.http.token, ReadTokenFile(flags->metrics_token_file));
+    WEIR_ASSIGN_OR_RETURN(flags->metrics_tokens,
+                          TokenFile::Open(flags->metrics_token_file, "agent"));
+    agent.http.tokens = flags->metrics_tokens.get();
   }
-  return CheckExposure({.address = agent.address,
-                        .metrics = agent.http.address,
-                        .metrics_protected = agent.http.tls != nullptr && !agent.http.token.empty(),
-                        .health = agent.health_address,
-                        .ranks = flags->listen_ranks,
-                        .unprotected = flags->unprotected});
+  return CheckExposure(
+      {.address = agent.address,
+       .metrics = agent.http.address,
+       .metrics_protected = agent.http.tls != nullptr && agent.http.tokens != nullptr,
+       .health = agent.health_address,
+       .ranks = flags->listen_ranks,
+       .unprotected = flags->unprotected});
 }
 
 // Checks and completes flags that depend on each other.
@@ -171,7 +175,8 @@ Status Complete(Flags* flags) {
   agent.local.socket_mode = static_cast<uint32_t>(mode);
   if (!flags->listen_ranks.empty()) {
     if (flags->token_file.empty()) return InvalidArgument("--listen-ranks needs --token-file");
-    WEIR_ASSIGN_OR_RETURN(agent.local.token, ReadTokenFile(flags->token_file));
+    WEIR_RETURN_IF_ERROR(ReadTokenFile(flags->token_file).status());
+    agent.local.token = [path = flags->token_file] { return ReadTokenFile(path); };
     WEIR_ASSIGN_OR_RETURN(agent.local.tcp, SocketAddress::Parse(flags->listen_ranks));
   }
   agent.budget.capacity_bytes = flags->probe_budget_mib * (1 << 20);

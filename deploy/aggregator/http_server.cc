@@ -115,14 +115,12 @@ class HttplibServer : public HttpServer {
   }
 
   Status Authorize(const Request& request) const {
-    if (options_.token.empty()) return OkStatus();
-    const std::string given = request.get_header_value("Authorization");
-    if (ConstantTimeEquals(given, "Bearer " + options_.token)) {
-      weir::HttpServer::NameCaller("token");
-      return OkStatus();
-    }
-    return MakeStatus(StatusCode::kUnauthenticated,
-                      given.empty() ? "expected a bearer token, found none" : "unknown token");
+    if (options_.tokens == nullptr) return OkStatus();
+    WEIR_ASSIGN_OR_RETURN(
+        const std::string name,
+        options_.tokens->Find(request.get_header_value("Authorization"), request.remote_addr));
+    weir::HttpServer::NameCaller(name);
+    return OkStatus();
   }
 
   Status Metrics(const Request&, Response& response) {

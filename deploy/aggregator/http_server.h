@@ -7,14 +7,16 @@
 
 #include "datapath/aggregation/io/server.h"
 #include "datapath/base/status.h"
+#include "deploy/program/token_file.h"
 
 namespace weir::aggregation {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 0;  // 0: any free one
-  /// "Bearer TOKEN" that everything but /healthz asks for; empty: nothing does.
-  std::string token;
+  /// One of its tokens is needed for everything but /healthz; null: none is. It outlives the
+  /// server.
+  TokenFile* tokens = nullptr;
   /// PEM files; empty: plain text. Renewed files are used for new connections (deploy/program/tls).
   std::string tls_cert, tls_key;
   std::string version;

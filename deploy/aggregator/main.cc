@@ -27,6 +27,7 @@ struct AggregatorFlags {
   std::string http_address = "127.0.0.1:9466";
   std::string health_address;
   std::string token_file;
+  std::unique_ptr<TokenFile> tokens;
   LogFlags log;
   double buffer_mib = 8;
   double goodput_gbit_per_s = 0;
@@ -78,7 +79,7 @@ void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
       ->type_name("ADDRESS");
   app.add_flag("--access-log", flags->http.access_log, "log every answered HTTP request");
   app.add_option("--token-file", flags->token_file,
-                 "file with the bearer token that clients need for leases and metrics");
+                 "file with the bearer tokens of which clients need one for leases and metrics");
   app.add_option("--tls-cert", flags->http.tls_cert,
                  "PEM file: certificate of the control interface");
   app.add_option("--tls-key", flags->http.tls_key, "PEM file: its key");
@@ -124,14 +125,15 @@ Status Complete(AggregatorFlags* flags) {
   flags->http.port = static_cast<uint16_t>(*http & 0xFFFF);
   flags->http.version = WEIR_VERSION;
   if (!flags->token_file.empty()) {
-    WEIR_ASSIGN_OR_RETURN(flags->http.token, ReadTokenFile(flags->token_file));
+    WEIR_ASSIGN_OR_RETURN(flags->tokens, TokenFile::Open(flags->token_file, "aggregator"));
+    flags->http.tokens = flags->tokens.get();
   }
   if (flags->http.tls_cert.empty() != flags->http.tls_key.empty()) {
     return InvalidArgument("--tls-cert and --tls-key: expected both or neither");
   }
   const bool loopback = *http >> 40 == 127;
   if (!loopback && !flags->insecure &&
-      (flags->http.token.empty() || flags->http.tls_cert.empty())) {
+      (flags->http.tokens == nullptr || flags->http.tls_cert.empty())) {
     return InvalidArgument(StrCat("--http ", flags->http_address,
                                   " is off loopback: expected --token-file, --tls-cert and "
                                   "--tls-key, or --insecure"));

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <httplib.h>
 
+#include <fstream>
+
 #include "datapath/base/clock.h"
 
 namespace weir::agent {
@@ -20,9 +22,13 @@ httplib::Result Get(int port, const char* path, const httplib::Headers& headers 
 }
 
 TEST(HttpEndpointTest, MetricsAskForTheTokenAndHealthDoesNot) {
+  const std::string path = testing::TempDir() + "metrics-tokens";
+  std::ofstream(path) << kToken << "\n";
+  const auto tokens = TokenFile::Open(path, "test");
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
   Status well;
   const auto endpoint = HttpEndpoint::Start(
-      {.address = "127.0.0.1:0", .token = kToken}, [] { return "weir_x 1\n"; },
+      {.address = "127.0.0.1:0", .tokens = tokens->get()}, [] { return "weir_x 1\n"; },
       [&] { return well; });
   ASSERT_TRUE(endpoint.ok()) << endpoint.status();
   const int port = (*endpoint)->port();
@@ -31,6 +37,14 @@ TEST(HttpEndpointTest, MetricsAskForTheTokenAndHealthDoesNot) {
   const auto page = Get(port, "/metrics", {{"Authorization", std::string("Bearer ") + kToken}});
   EXPECT_EQ(page->status, 200);
   EXPECT_EQ(page->body, "weir_x 1\n");
+  // Somebody who guesses is put off, and does not lock out who has the token.
+  int status = 0;
+  for (int i = 0; i < 30; ++i) {
+    status = Get(port, "/metrics", {{"Authorization", StrCat("Bearer ", i)}})->status;
+  }
+  EXPECT_EQ(status, 429);
+  EXPECT_EQ(Get(port, "/metrics", {{"Authorization", std::string("Bearer ") + kToken}})->status,
+            200);
   EXPECT_EQ(Get(port, "/healthz")->status, 200);
   well = Unavailable("hangs");
   EXPECT_EQ(Get(port, "/healthz")->status, 503);

@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "datapath/base/bounded_queue.h"
 #include "datapath/base/identity/rank_proof.h"
@@ -290,7 +291,8 @@ std::string TokenProof(const std::string& proof) {
 TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
   options_.node = "node-a";
   options_.tcp = *SocketAddress::FromIp("127.0.0.1", 0);
-  options_.token = "correct horse battery";
+  StatusOr<std::string> token = std::string("correct horse battery");
+  options_.token = [&] { return token; };
   Start();
   const SocketAddress tcp = *SocketAddress::FromIp("127.0.0.1", server_->tcp_port());
   for (const std::string& first :
@@ -303,10 +305,24 @@ TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
   }
   {
     SocketClient other(tcp), replayed(tcp);  // an answer to another connection's challenge
-    const auto proof = ProveToken(options_.token, "node-a", other.AwaitChallenge().challenge());
+    const auto proof = ProveToken(*token, "node-a", other.AwaitChallenge().challenge());
     ASSERT_TRUE(proof.ok()) << proof.status();
     ASSERT_TRUE(replayed.SendJson(TokenProof(*proof)));
     EXPECT_THAT(replayed.ReceiveRefusal(), testing::HasSubstr("wrong token"));
+  }
+  {
+    const std::string old = *std::exchange(token, std::string("another battery"));
+    SocketClient late(tcp);
+    const auto proof = ProveToken(old, "node-a", late.AwaitChallenge().challenge());
+    ASSERT_TRUE(late.SendJson(TokenProof(*proof)));
+    EXPECT_THAT(late.ReceiveRefusal(), testing::HasSubstr("wrong token"));
+    token = InvalidArgument("no token in /etc/secret");
+    SocketClient unlucky(tcp);
+    ASSERT_TRUE(unlucky.SendJson(TokenProof(std::string(32, '0'))));
+    const std::string refusal = unlucky.ReceiveRefusal();
+    EXPECT_THAT(refusal, testing::HasSubstr("cannot read its token"));
+    EXPECT_THAT(refusal, testing::Not(testing::HasSubstr("/etc")));
+    token = old;
   }
   SocketClient flood(tcp);
   (void)flood.SendBytes(std::string("\x00\x00\x10\x00", 4) + std::string(8000, 'x'));
@@ -314,7 +330,7 @@ TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
   SocketClient client(tcp);
   const std::string challenge = client.AwaitChallenge().challenge();
   EXPECT_EQ(challenge.size(), kChallengeDigits);
-  const auto proof = ProveToken(options_.token, "node-a", challenge);
+  const auto proof = ProveToken(*token, "node-a", challenge);
   ASSERT_TRUE(proof.ok()) << proof.status();
   ASSERT_TRUE(client.SendJson(TokenProof(*proof)));
   ASSERT_TRUE(client.SendJson(kGreeting));

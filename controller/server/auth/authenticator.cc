@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/server/auth/authenticator.h"
 
-#include <sys/stat.h>
-
 #include <fstream>
 #include <iterator>
 
@@ -44,23 +42,14 @@ StatusOr<std::unique_ptr<Authenticator>> Authenticator::FromFile(const std::stri
   auto authenticator = std::make_unique<Authenticator>(clock);
   authenticator->path_ = path;
   MutexLock lock(authenticator->mutex_);
-  authenticator->seen_ = authenticator->Look();
+  authenticator->seen_ = StateOf(path);
   WEIR_ASSIGN_OR_RETURN(authenticator->principals_, Read(path));
   return authenticator;
 }
 
-Authenticator::Fingerprint Authenticator::Look() const {
-  struct stat file = {};
-  if (stat(path_.c_str(), &file) != 0) return {};
-  return {int64_t(file.st_dev),          int64_t(file.st_ino),
-          int64_t(file.st_size),         int64_t(file.st_mtim.tv_sec),
-          int64_t(file.st_mtim.tv_nsec), int64_t(file.st_ctim.tv_nsec)};
-}
-
 void Authenticator::Refresh() {
   if (path_.empty()) return;
-  // The state is taken before the file is read, so that a change in between is read the next time.
-  const Fingerprint now = Look();
+  const FileState now = StateOf(path_);
   if (now == seen_) return;
   seen_ = now;
   auto read = Read(path_);
@@ -77,49 +66,11 @@ void Authenticator::Refresh() {
   Log(LogLevel::kInfo, "auth", StrCat("token file ", path_, " was read again"));
 }
 
-void Authenticator::BeginWindow(TimePoint now) {
-  if (now < window_end_) return;
-  if (unlogged_ > 0) {
-    Log(LogLevel::kWarning, "auth",
-        StrCat(unlogged_, " more wrong tokens in the window before, from ", wrong_.size(),
-               " addresses"));
-  }
-  wrong_.clear();
-  unlogged_ = 0;
-  window_end_ = now + kWindow;
-}
-
-// Counts a wrong token and says so once a window.
-Status Authenticator::Refuse(const std::string& peer) {
-  BeginWindow(clock_.Now());
-  if (wrong_.empty()) {
-    Log(LogLevel::kWarning, "auth", StrCat("a wrong token came from ", peer));
-  } else {
-    ++unlogged_;
-  }
-  // Addresses beyond the bound share one count.
-  ++wrong_[wrong_.size() < kPeersMax || wrong_.contains(peer) ? peer : ""];
-  return Unauthenticated("unknown token");
-}
-
-Status Authenticator::CheckPeer(const std::string& peer) {
-  BeginWindow(clock_.Now());
-  const auto known = wrong_.find(peer);
-  const auto shared = wrong_.find("");
-  const int wrong = known != wrong_.end()    ? known->second
-                    : shared != wrong_.end() ? shared->second
-                                             : 0;
-  if (wrong < kWrongMax) return OkStatus();
-  ++unlogged_;
-  return ResourceExhausted(StrCat("more than ", kWrongMax, " wrong tokens came from ", peer,
-                                  " within ", ToSeconds(kWindow), " s; try again later"));
-}
-
 StatusOr<Sha256Hash> Authenticator::CheckToken(const Credentials& credentials) {
   if (!credentials.authorization.starts_with(kBearer)) return Unauthenticated(kTokenExpected);
   const Sha256Hash hash = HashOf(credentials.authorization.substr(kBearer.size()));
-  if (!used_.contains(hash)) WEIR_RETURN_IF_ERROR(CheckPeer(credentials.peer));
-  if (!principals_.FindToken(hash).has_value()) return Refuse(credentials.peer);
+  if (!used_.contains(hash)) WEIR_RETURN_IF_ERROR(wrong_.Check(credentials.peer));
+  if (!principals_.FindToken(hash).has_value()) return wrong_.Refuse(credentials.peer);
   used_.insert(hash);
   return hash;
 }
@@ -200,10 +151,10 @@ StatusOr<Session> Authenticator::BeginSession(const Credentials& credentials) {
 StatusOr<Session> Authenticator::BeginSession(std::string_view code, const std::string& peer) {
   MutexLock lock(mutex_);
   Refresh();
-  WEIR_RETURN_IF_ERROR(CheckPeer(peer));
+  WEIR_RETURN_IF_ERROR(wrong_.Check(peer));
   const auto proof = sessions_.TakeCode(code, clock_.Now());
   if (!proof.has_value()) {
-    (void)Refuse(peer);
+    (void)wrong_.Refuse(peer);
     return Unauthenticated("unknown code; weirctl page makes another one");
   }
   return Begin(*proof);

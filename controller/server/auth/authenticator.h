@@ -4,9 +4,7 @@
 // it reached a listener of this machine. Rereads the token file when it changes, and bounds what
 // wrong tokens cost.
 
-#include <array>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -19,6 +17,8 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
+#include "deploy/program/file_state.h"
+#include "deploy/program/wrong_tokens.h"
 
 namespace weir {
 
@@ -57,14 +57,8 @@ struct Session {
 /// Thread-safe.
 class Authenticator {
  public:
-  /// Wrong tokens of one address within a window before further ones are refused unread. Tokens
-  /// that were right before are always read, so nobody can lock out others at the same address.
-  static constexpr int kWrongMax = 20;
-  static constexpr Duration kWindow = std::chrono::seconds(10);
-  static constexpr size_t kPeersMax = 4096;  // addresses that are counted one by one
-
   /// Without a token file: tokens are ignored.
-  explicit Authenticator(const Clock& clock = RealClock()) : clock_(clock) {}
+  explicit Authenticator(const Clock& clock = RealClock()) : clock_(clock), wrong_("auth", clock) {}
   /// kInvalidArgument names file and line; kNotFound: unreadable.
   static StatusOr<std::unique_ptr<Authenticator>> FromFile(const std::string& path,
                                                            const Clock& clock = RealClock());
@@ -93,32 +87,24 @@ class Authenticator {
   StatusOr<std::string> MakeCode(const Caller& caller) WEIR_EXCLUDES(mutex_);
 
  private:
-  using Fingerprint = std::array<int64_t, 6>;
-
   static StatusOr<Principals> Read(const std::string& path);
-  Fingerprint Look() const;
   void Refresh() WEIR_REQUIRES(mutex_);
   /// By what the caller proves itself; the errors of Identify.
   StatusOr<Proof> ProofOf(const Credentials& credentials) WEIR_REQUIRES(mutex_);
   StatusOr<Principal> PrincipalOf(const Proof& proof) WEIR_REQUIRES(mutex_);
   StatusOr<Sha256Hash> CheckToken(const Credentials& credentials) WEIR_REQUIRES(mutex_);
   StatusOr<Session> Begin(const Proof& proof) WEIR_REQUIRES(mutex_);
-  Status CheckPeer(const std::string& peer) WEIR_REQUIRES(mutex_);
-  Status Refuse(const std::string& peer) WEIR_REQUIRES(mutex_);
-  void BeginWindow(TimePoint now) WEIR_REQUIRES(mutex_);
 
   const Clock& clock_;
   std::string path_;  // empty: no file
   FileChange changed_;
   Mutex mutex_;
-  Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
+  FileState seen_ WEIR_GUARDED_BY(mutex_) = {};
   Principals principals_ WEIR_GUARDED_BY(mutex_);
   Sessions sessions_ WEIR_GUARDED_BY(mutex_);
   std::set<Sha256Hash> used_
       WEIR_GUARDED_BY(mutex_);  // tokens that were right since the file changed
-  std::map<std::string, int> wrong_ WEIR_GUARDED_BY(mutex_);  // of this window, by address
-  TimePoint window_end_ WEIR_GUARDED_BY(mutex_){};
-  uint64_t unlogged_ WEIR_GUARDED_BY(mutex_) = 0;
+  WrongTokens wrong_ WEIR_GUARDED_BY(mutex_);
 };
 
 }  // namespace weir

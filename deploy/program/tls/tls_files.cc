@@ -5,7 +5,6 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
@@ -161,20 +160,12 @@ int ShowCurrent(SSL* connection, void* files) {
 
 }  // namespace
 
-TlsFiles::Fingerprint TlsFiles::Look() const {
-  Fingerprint seen = {};
+TlsFiles::States TlsFiles::Look() const {
+  States seen = {};
   size_t at = 0;
   for (const std::string* path : {&paths_.cert, &paths_.key, &paths_.ca}) {
-    struct stat file = {};
-    if (!path->empty() && stat(path->c_str(), &file) == 0) {
-      for (const int64_t part : {int64_t(file.st_dev), int64_t(file.st_ino), int64_t(file.st_size),
-                                 int64_t(file.st_mtim.tv_sec), int64_t(file.st_mtim.tv_nsec),
-                                 int64_t(file.st_ctim.tv_sec), int64_t(file.st_ctim.tv_nsec)}) {
-        seen[at++] = part;
-      }
-    } else {
-      at += 7;
-    }
+    if (!path->empty()) seen[at] = StateOf(*path);
+    ++at;
   }
   return seen;
 }
@@ -203,7 +194,7 @@ StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read() const {
 void TlsFiles::Refresh() {
   // The state is taken before the files are read, so that a change in between is read at the next
   // call.
-  const Fingerprint now = Look();
+  const States now = Look();
   if (now == seen_ && (current_ != nullptr || !refused_.ok())) return;
   seen_ = now;
   auto read = Read();

@@ -12,6 +12,7 @@
 
 #include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
+#include "deploy/program/file_state.h"
 
 struct ssl_ctx_st;     // OpenSSL's SSL_CTX
 struct x509_store_st;  // and X509_STORE
@@ -63,15 +64,15 @@ class TlsFiles {
 
  private:
   // Identity, size and times of each file; zeros if it does not exist.
-  using Fingerprint = std::array<int64_t, 3 * 7>;
+  using States = std::array<FileState, 3>;
 
-  Fingerprint Look() const;
+  States Look() const;
   StatusOr<std::shared_ptr<const TlsMaterial>> Read() const;
   void Refresh() WEIR_REQUIRES(mutex_);
 
   const TlsPaths paths_;
   Mutex mutex_;
-  Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
+  States seen_ WEIR_GUARDED_BY(mutex_) = {};
   Status refused_ WEIR_GUARDED_BY(mutex_);  // why the files of `seen_` are not in use
   uint64_t refusals_ WEIR_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const TlsMaterial> current_ WEIR_GUARDED_BY(mutex_);

@@ -162,17 +162,17 @@ TEST_F(AuthTest, WrongTokensAreThrottledAndSaidOnceAWindow) {
     unread += Ask(**auth, StrCat("guess", i), "attacker").status().code() ==
               StatusCode::kResourceExhausted;
   }
-  EXPECT_EQ(unread, 1000 - Authenticator::kWrongMax);
+  EXPECT_EQ(unread, 1000 - WrongTokens::kMax);
   EXPECT_EQ(lines_.size(), 1u) << lines_.back();
   EXPECT_TRUE(Ask(**auth, "right", "attacker").ok()) << "one that was right before stays right";
   EXPECT_EQ(Ask(**auth, "rare", "attacker").status().code(), StatusCode::kResourceExhausted)
       << "a guess may be right and is not told so";
   EXPECT_TRUE(Ask(**auth, "rare", "elsewhere").ok());
-  clock.Advance(Authenticator::kWindow);
+  clock.Advance(WrongTokens::kWindow);
   EXPECT_EQ(Ask(**auth, "guess", "attacker").status().code(), StatusCode::kUnauthenticated);
   ASSERT_EQ(lines_.size(), 3u);
   EXPECT_THAT(lines_[1], HasSubstr("1000 more wrong tokens"));
-  for (int i = 0; i < 2 * static_cast<int>(Authenticator::kPeersMax); ++i) {
+  for (int i = 0; i < 2 * static_cast<int>(WrongTokens::kPeersMax); ++i) {
     (void)Ask(**auth, "guess", StrCat("peer", i));
   }
   EXPECT_EQ(lines_.size(), 3u);
