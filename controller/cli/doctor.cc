@@ -156,10 +156,26 @@ void JudgeBenefit(const v1::Job& job, Findings* found) {
 // A rank that computes late looks like a slow link and is none.
 void JudgePaces(const v1::Job& job, Findings* found) {
   for (const LateRanks& late : LateRanksOf(job)) {
+    const char* const fix =
+        late.gpus    ? "check clocks, temperature and throttling (nvidia-smi -q -d PERFORMANCE) of "
+        : late.steal ? "move to a host with fewer guests, or reserve cores for "
+                     : "look at what else uses the cores or the device of ";
     found->push_back({Verdict::kWarn, StrCat("job ", job.name(), ": ", late.text),
-                      StrCat(late.steal ? "move to a host with fewer guests, or reserve cores for "
-                                        : "look at what else uses the cores or the device of ",
-                             late.node, "; no plan helps")});
+                      StrCat(fix, late.node, "; no plan helps")});
+  }
+}
+
+// That the network limits all nodes alike is no fault; that it limits one is.
+void JudgeWires(const v1::Job& job, Findings* found) {
+  for (const BindingWire& wire : BindingWiresOf(job)) {
+    const std::string text = StrCat("job ", job.name(), ": ", wire.text);
+    if (wire.alone) {
+      found->push_back({Verdict::kWarn, text,
+                        StrCat("look at the speed and the error counters of the interfaces of ",
+                               wire.node, " (ethtool, ibstat) and at what else sends there")});
+    } else {
+      found->push_back({Verdict::kOk, text});
+    }
   }
 }
 
@@ -310,6 +326,7 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
     JudgeIdentity(job, &found);
     JudgeBenefit(job, &found);
     JudgePaces(job, &found);
+    JudgeWires(job, &found);
     JudgeSkipped(job, &found);
     JudgeHelp(job, &found);
     JudgePolicy(job, &found);

@@ -181,6 +181,19 @@ void Fleet::OnLinkReport(const LinkReport& report) {
               " ms, bandwidth ", link->bandwidth_bytes_per_s.value / 1e6, " MB/s")});
 }
 
+void Fleet::OnNccl(const std::string& node, const NcclSums& sums) {
+  nodes_.Find(node)->nccl = sums;
+  for (const std::string& name : peers_.JobsOf(node)) {
+    Job* job = jobs_.Find(name);
+    if (job == nullptr) continue;
+    job->OnNccl(node, {.operations = sums.sampled_operations,
+                       .own_gpu_s = sums.own_gpu_s,
+                       .peer_s = sums.peer_s,
+                       .wire_s = sums.wire_s,
+                       .arrival_s = sums.arrival_s});
+  }
+}
+
 void Fleet::OnProbeResult(const std::string& id, uint64_t bytes_used) {
   probes_.OnResult(id, bytes_used, Now());
 }

@@ -56,6 +56,8 @@ class Fleet : public JobHost {
   void OnRankGone(const std::string& node, const std::string& job, int rank,
                   const std::string& reason);
   void OnLinkReport(const LinkReport& report);
+  /// Keeps the newest sums of a known node, and tells the jobs that it is in.
+  void OnNccl(const std::string& node, const NcclSums& sums);
   void OnProbeResult(const std::string& id, uint64_t bytes_used);
   /// Ranks declare these names of codecs and collectives.
   void OnNames(const PolicyNames& declared);

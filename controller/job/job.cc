@@ -160,6 +160,10 @@ void Job::OnLink(const LinkObservation& observation) {
   observer_.OnLink(observation);
 }
 
+void Job::OnNccl(const std::string& node, const NcclObservation& sums) {
+  observer_.OnNccl(node, sums);
+}
+
 void Job::OnRankGone(int rank, const std::string& reason) {
   if (members_.Find(rank) == nullptr) return;
   const std::string before = members_.state();

@@ -43,6 +43,8 @@ class Job {
   void OnNodeLost(const std::string& node);
   /// Ignored unless both nodes carry ranks of this job.
   void OnLink(const LinkObservation& observation);
+  /// `node` carries ranks of this job.
+  void OnNccl(const std::string& node, const NcclObservation& sums);
   void OnTick();
   /// A policy changed somewhere: decide again if the one that rules this job did.
   void OnPolicyChange() { loop_.OnPolicyChange(); }

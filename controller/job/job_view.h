@@ -28,8 +28,9 @@ struct RankView {
   std::string node;
   bool connected = false;
   uint64_t step = 0, plan_version = 0;
-  double slower = 1;                    // see RankPace
-  std::optional<RankCores> cores = {};  // nothing: not known
+  double slower = 1;                        // see RankPace
+  std::optional<RankCores> cores = {};      // nothing: not known
+  std::optional<NcclConclusion> nccl = {};  // on its node; nothing: none
 };
 
 /// See Progress in admin.proto.

@@ -158,6 +158,10 @@ void Observer::OnLink(const LinkObservation& observation) {
   if (model_ != nullptr) model_->OnLink(observation);
 }
 
+void Observer::OnNccl(const std::string& node, const NcclObservation& sums) {
+  if (model_ != nullptr) model_->OnNccl(node, sums);
+}
+
 bool Observer::OnNonFinite(const RankIncident& incident) {
   if (non_finite_.has_value() && incident.step < non_finite_->step) return true;  // a late one
   const auto known = [](const RankIncident& of) {
@@ -198,6 +202,7 @@ void Observer::Fill(JobView* out) const {
       if (rank.rank == cores.rank) rank.cores = cores;
     }
   }
+  for (RankView& rank : out->ranks) rank.nccl = model_->NcclOn(rank.node);
 }
 
 }  // namespace weir

@@ -38,6 +38,7 @@ class Observer {
   void AddPredictions() { series_.AddPredictions(model_->TakePredictions()); }
   void OnPaths(int rank, const PathList& paths, const Membership& members);
   void OnLink(const LinkObservation& observation);
+  void OnNccl(const std::string& node, const NcclObservation& sums);
   /// Takes a rank's report of a step that was skipped for NaN or infinity. Several ranks may report
   /// one step, and one rank twice, as it learns more: false for what adds nothing to what is known.
   bool OnNonFinite(const RankIncident& incident);

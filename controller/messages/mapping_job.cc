@@ -49,6 +49,19 @@ v1::AggregatorLease ToProto(const SlotGrant& in) {
   return out;
 }
 
+v1::NcclConclusion ToProto(const NcclConclusion& in) {
+  v1::NcclConclusion out;
+  if (in.cause == NcclCause::kGpusLate) out.set_cause(v1::NCCL_CAUSE_GPUS_LATE);
+  if (in.cause == NcclCause::kWireBinds) out.set_cause(v1::NCCL_CAUSE_WIRE_BINDS);
+  out.set_own_gpu_ratio(in.shares.own_gpu);
+  out.set_peer_ratio(in.shares.peer);
+  out.set_wire_ratio(in.shares.wire);
+  out.set_arrival_ratio(in.shares.arrival);
+  out.set_others(static_cast<uint32_t>(in.others));
+  out.set_waiting(static_cast<uint32_t>(in.waiting));
+  return out;
+}
+
 v1::Bucket ToProto(const BucketInfo& in) {
   v1::Bucket out;
   out.set_key(in.key);
@@ -292,6 +305,7 @@ v1::Job ToProto(const JobView& in) {
       entry->mutable_cores()->set_pressure_ratio(rank.cores->recent.pressure_ratio);
       entry->set_starved(rank.cores->starved);
     }
+    if (rank.nccl.has_value()) *entry->mutable_nccl() = ToProto(*rank.nccl);
   }
   for (const BucketInfo& bucket : in.buckets) *out.add_buckets() = ToProto(bucket);
   out.set_step(in.step);

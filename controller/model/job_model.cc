@@ -441,6 +441,10 @@ void JobModel::OnLink(const LinkObservation& observation) {
   state_->network.AddLink(state_->Now(), observation);
 }
 
+void JobModel::OnNccl(const std::string& node, const NcclObservation& sums) {
+  state_->nccl.Add(state_->Now(), node, sums);
+}
+
 std::string JobModel::BandwidthProbeReason() const {
   return state_->world > 1 && !state_->collectives.empty() ? state_->network.ProbeReason() : "";
 }
@@ -532,6 +536,10 @@ std::vector<RankCores> JobModel::Cores() const {
     cores.push_back({rank, *recent, state_->cores.Excess(rank, now_s) > 0});
   }
   return cores;
+}
+
+std::optional<NcclConclusion> JobModel::NcclOn(const std::string& node) const {
+  return state_->nccl.Of(node, state_->Now());
 }
 
 bool JobModel::starved() const { return !state_->cores.Excesses(state_->Now()).empty(); }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "controller/model/nccl_watch.h"
 #include "controller/model/progress.h"
 #include "controller/model/snapshot.h"
 #include "datapath/base/clock.h"
@@ -235,6 +236,8 @@ class JobModel {
 
   void OnStep(const StepObservation& observation);
   void OnLink(const LinkObservation& observation);
+  /// Takes what NCCL's transfers on a node of the job have waited for; see NcclWatch.
+  void OnNccl(const std::string& node, const NcclObservation& sums);
 
   /// The most urgent pending trigger, once. `periodic_s`: also fire when the last decision is
   /// older.
@@ -261,6 +264,8 @@ class JobModel {
   std::vector<RankPace> Paces() const;  // of the ranks that reported kPaceSteps steps or more
   static constexpr size_t kPaceSteps = 8;
   std::vector<RankCores> Cores() const;  // of the ranks of which it is known
+  /// See NcclWatch::Of.
+  std::optional<NcclConclusion> NcclOn(const std::string& node) const;
   /// Some rank waits for a core beyond what the job is used to, so that its steps show neither what
   /// a plan is worth nor that links or codecs became slower.
   bool starved() const;

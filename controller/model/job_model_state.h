@@ -14,6 +14,7 @@
 #include "controller/model/core_watch.h"
 #include "controller/model/job_estimates.h"
 #include "controller/model/job_model.h"
+#include "controller/model/nccl_watch.h"
 #include "controller/model/network_model.h"
 #include "controller/model/plan_layout.h"
 #include "controller/model/ring_choice.h"
@@ -62,6 +63,7 @@ struct JobModel::State {
   std::map<int, GradientDevices> gradient_devices;  // by rank
   std::map<int, RollingMedian> paces;               // of ranks: compute up to the last bucket
   CoreWatch cores;
+  NcclWatch nccl;
 
   uint64_t plan_version = 0;
   PlanModel plan;

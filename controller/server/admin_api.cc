@@ -296,8 +296,12 @@ Status AdminApi::Explain(const v1::ExplainRequest& request, v1::Explanation* res
                    " % over ", job->series().predictions(), " runs\n");
   }
   if (request.decision_id().empty()) {
-    for (const LateRanks& late : LateRanksOf(JobProto(*job))) {
+    const v1::Job job_now = JobProto(*job);
+    for (const LateRanks& late : LateRanksOf(job_now)) {
       text += StrCat("Late: ", late.text, "; no plan helps\n");
+    }
+    for (const BindingWire& wire : BindingWiresOf(job_now)) {
+      text += StrCat("Network: ", wire.text, "\n");
     }
   }
   if (request.decision_id().empty()) {

@@ -51,7 +51,7 @@ Status AgentApi::OnMessage(const std::shared_ptr<AgentLink>& link,
       break;
     case v1::AgentMessage::kNccl:
       if (const auto sums = ToModel(message.nccl())) {
-        node.nccl = *sums;
+        fleet_.OnNccl(name, *sums);
       } else {
         ++counters.agent_errors;
       }

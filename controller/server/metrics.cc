@@ -8,6 +8,8 @@
 #include <prometheus/text_serializer.h>
 
 #include <limits>
+#include <set>
+#include <string>
 
 #include "controller/fleet/link_sharing.h"
 #include "controller/job/bounds.h"
@@ -107,6 +109,45 @@ void CollectBenefit(const JobView& state, const Labels& labels, Collector* out) 
              benefit.dense_checks_share);
 }
 
+void CollectLateRanks(const JobView& state, const Labels& labels, Collector* out) {
+  double slower = 1;
+  for (const auto& rank : state.ranks) slower = std::max(slower, rank.slower);
+  out->Gauge("weir_slowest_rank_ratio",
+             "Time that the slowest rank computes over the middle rank's; 1: none is slower beyond "
+             "doubt.",
+             labels, slower);
+  CoreObservation worst;  // of the ranks
+  int starved = 0;
+  for (const auto& rank : state.ranks) {
+    if (!rank.cores.has_value()) continue;
+    worst.wait_ratio = std::max(worst.wait_ratio, rank.cores->recent.wait_ratio);
+    worst.steal_ratio = std::max(worst.steal_ratio, rank.cores->recent.steal_ratio);
+    starved += rank.cores->starved ? 1 : 0;
+  }
+  out->Gauge("weir_core_wait_ratio",
+             "Greatest share over the ranks of the time in which threads could run that they "
+             "waited for a core of their host.",
+             labels, worst.wait_ratio);
+  out->Gauge("weir_core_steal_ratio",
+             "Greatest share over the ranks' hosts of the time of their cores that the hypervisor "
+             "gave to others.",
+             labels, worst.steal_ratio);
+  out->Gauge("weir_starved_ranks",
+             "Number of ranks that wait for cores longer than the job is used to; their steps "
+             "count against no link and no codec.",
+             labels, starved);
+  std::set<std::string> late_gpus;
+  for (const auto& rank : state.ranks) {
+    if (rank.nccl.has_value() && rank.nccl->cause == NcclCause::kGpusLate) {
+      late_gpus.insert(rank.node);
+    }
+  }
+  out->Gauge("weir_late_gpu_nodes",
+             "Number of nodes of the job for whose GPUs NCCL's transfers wait, and most other "
+             "nodes for theirs.",
+             labels, static_cast<double>(late_gpus.size()));
+}
+
 void CollectJob(const Job& job, Collector* out) {
   // The label is not "job", because Prometheus puts a label of that name on every series and
   // renames ours.
@@ -182,32 +223,7 @@ void CollectJob(const Job& job, Collector* out) {
                "not known.",
                labels, state.non_finite->guilty_rank);
   }
-  double slower = 1;
-  for (const auto& rank : state.ranks) slower = std::max(slower, rank.slower);
-  out->Gauge("weir_slowest_rank_ratio",
-             "Time that the slowest rank computes over the middle rank's; 1: none is slower beyond "
-             "doubt.",
-             labels, slower);
-  CoreObservation worst;  // of the ranks
-  int starved = 0;
-  for (const auto& rank : state.ranks) {
-    if (!rank.cores.has_value()) continue;
-    worst.wait_ratio = std::max(worst.wait_ratio, rank.cores->recent.wait_ratio);
-    worst.steal_ratio = std::max(worst.steal_ratio, rank.cores->recent.steal_ratio);
-    starved += rank.cores->starved ? 1 : 0;
-  }
-  out->Gauge("weir_core_wait_ratio",
-             "Greatest share over the ranks of the time in which threads could run that they "
-             "waited for a core of their host.",
-             labels, worst.wait_ratio);
-  out->Gauge("weir_core_steal_ratio",
-             "Greatest share over the ranks' hosts of the time of their cores that the hypervisor "
-             "gave to others.",
-             labels, worst.steal_ratio);
-  out->Gauge("weir_starved_ranks",
-             "Number of ranks that wait for cores longer than the job is used to; their steps "
-             "count against no link and no codec.",
-             labels, starved);
+  CollectLateRanks(state, labels, out);
   out->Counter("weir_decision_errors_total", "Number of decisions that failed with an error.",
                labels, static_cast<double>(counters.decision_errors));
   out->Counter("weir_decide_seconds_total", "Time in seconds that the solver has taken.", labels,

@@ -290,6 +290,56 @@ TEST(DoctorTest, AHostWhoseCoresAreTakenIsNamedOnce) {
   EXPECT_THAT(starved.text, HasSubstr("slow steps count against no link and no codec"));
 }
 
+TEST(DoctorTest, ANodeWhoseGpusAreLateIsNamedOnce) {
+  FleetFacts facts = HealthyFleet();
+  v1::Job* job = facts.jobs.mutable_jobs(0);
+  *job->add_ranks() = job->ranks(0);
+  job->mutable_ranks(1)->set_rank(1);
+  for (v1::Rank& rank : *job->mutable_ranks()) {
+    rank.set_node("b");
+    v1::NcclConclusion* nccl = rank.mutable_nccl();
+    nccl->set_cause(v1::NCCL_CAUSE_GPUS_LATE);
+    nccl->set_own_gpu_ratio(0.72);
+    nccl->set_wire_ratio(0.1);
+    nccl->set_others(3);
+    nccl->set_waiting(3);
+  }
+  const auto found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(Count(found, Verdict::kWarn), 1);
+  const Finding late = With(found, "job lm: the GPUs of b are late");
+  EXPECT_EQ(late.verdict, Verdict::kWarn);
+  EXPECT_THAT(late.text, HasSubstr(": 72 % of NCCL's waiting there is for its own GPUs, and the "
+                                   "other 3 nodes wait for it"));
+  EXPECT_THAT(late.fix, HasSubstr("check clocks, temperature and throttling"));
+  for (v1::Rank& rank : *job->mutable_ranks()) rank.mutable_nccl()->set_waiting(2);
+  EXPECT_THAT(With(JudgeFleet(facts, "1.2", kNow), "GPUs of b").text,
+              HasSubstr("and 2 of the other 3 nodes wait for it"));
+
+  // Where the rank's own times show it, NCCL's are evidence for the same.
+  job->mutable_ranks(1)->set_slower(1.42);
+  const auto slower = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(Count(slower, Verdict::kWarn), 1);
+  EXPECT_THAT(With(slower, "job lm: rank 1 on b computes 1.4 times slower").text,
+              HasSubstr("wait for it; 72 % of NCCL's waiting there is for its own GPUs"));
+}
+
+TEST(DoctorTest, AWireThatBindsOneNodeIsAWarningAndOneThatBindsAllIsNot) {
+  FleetFacts facts = HealthyFleet();
+  v1::Rank* rank = facts.jobs.mutable_jobs(0)->mutable_ranks(0);
+  rank->set_node("b");
+  rank->mutable_nccl()->set_cause(v1::NCCL_CAUSE_WIRE_BINDS);
+  rank->mutable_nccl()->set_wire_ratio(0.64);
+  rank->mutable_nccl()->set_others(1);
+  const Finding all = With(JudgeFleet(facts, "1.2", kNow), "job lm: the wire of b binds: 64 % of");
+  EXPECT_EQ(all.verdict, Verdict::kOk);
+  EXPECT_THAT(all.text, testing::Not(HasSubstr("wait for it")));
+  rank->mutable_nccl()->set_waiting(1);
+  const Finding alone = With(JudgeFleet(facts, "1.2", kNow), "job lm: the wire of b binds");
+  EXPECT_EQ(alone.verdict, Verdict::kWarn);
+  EXPECT_THAT(alone.text, HasSubstr("and the other node waits for it"));
+  EXPECT_THAT(alone.fix, HasSubstr("interfaces of b"));
+}
+
 TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
   FleetFacts facts = HealthyFleet();
   v1::Job* job = facts.jobs.mutable_jobs(0);

@@ -41,6 +41,7 @@ class SimulatedJob {
     double busy = 0, busy_stretch = 1.5;
     bool busy_codecs = false;  // its codecs take longer, too
     bool cores = false;        // agents report that waiting
+    bool framework = false;    // the caller has a process group of its own
     uint64_t seed = 1;
   };
 
@@ -62,6 +63,7 @@ class SimulatedJob {
       truth_.buckets.push_back(bucket);
       definitions.push_back({bucket.key, bucket.elements, bucket.order});
     }
+    if (options.framework) truth_.collectives.push_back(ByCaller());
     for (CollectiveModel& collective : truth_.collectives) {
       collective.overhead_s = options.overhead_s;
       collective.alpha_scale = options.alpha_factor;
@@ -70,6 +72,7 @@ class SimulatedJob {
       model_.SetRankNode(r, "node" + std::to_string(r));
       auto collectives = Collectives();
       for (auto& collective : collectives) collective.gain_scale = 1;
+      if (options.framework) collectives.push_back(ByCaller());
       model_.SetCapabilities(r, Codecs(), collectives);
       begin_s_.push_back(0.003 * random_.Uniform());
     }
