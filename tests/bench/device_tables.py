@@ -63,9 +63,10 @@ DEVICE_PARTS = DeviceTable(("part",), [
 
 
 def measured_rows(rows, part, kind):
-    """The measurements of a part, those of `kind`; a row that says an error is none."""
-    return [row["row"] for row in rows if row["part"] == part and kind in row.get("row", {})
-            and "error" not in row["row"]]
+    """The measurements that have `kind`, of a part and of those that begin with its name, which measure the same for
+    longer or with larger buffers; a row that says why there is none is left out."""
+    return [row["row"] for row in rows if row["part"].startswith(part) and kind in row.get("row", {})
+            and not {"error", "left_out"} & row["row"].keys()]
 
 
 def device_codecs(rows):
@@ -104,7 +105,7 @@ def device_steps(rows):
     """By (model, rate, variant), of the short and of the full measurement."""
     return {(row["model"], f"{row['rate_mbps']:g} Mb/s" if row["rate_mbps"] else "unpaced",
              f"`{row['variant']}`" + (f" ({row['is']})" if "is" in row else "")): row
-            for part in ("hook_overhead", "hook_overhead_full") for row in measured_rows(rows, part, "variant")}
+            for row in measured_rows(rows, "hook_overhead", "variant")}
 
 
 def over(name):

@@ -136,7 +136,7 @@ class DeviceTablesTest(unittest.TestCase):
     def test_codecs_stand_beside_their_floors_goals_and_peers(self):
         self.keep("2026-12-01-x.jsonl", {"part": "device_bench", "row": {"benchmark": "copy", "elements": 9, "us": 1}},
                   self.codec("encode", 1.6, 50.0), self.codec("decode", 1.25),
-                  self.codec("encode", 1.4, elements=250_000_000), self.codec("accumulate", 1.1, codec="thc", goal=2.0),
+                  {**self.codec("encode", 1.4, elements=250_000_000), "part": "device_bench_large"}, self.codec("accumulate", 1.1, codec="thc", goal=2.0),
                   {"part": "device_peers", "row": {"benchmark": "peer", "codec": "top_k", "elements": 25_000_000,
                                                    "us": 150.0}})
         self.assertEqual(self.lines("device_codecs")[4:], [
@@ -154,6 +154,7 @@ class DeviceTablesTest(unittest.TestCase):
             step("hook_overhead", "weir_best", 950, over_plain=0.5, **{"is": "weir_top_k"}),
             {"part": "hook_overhead", "row": {"model": "gpt", "rate_mbps": 1000.0, "variant": "bf16", "error": "x"}},
             step("hook_overhead_full", "weir_dense", 1000, over_plain=1.004, goal=1.01),
+            step("hook_overhead", "weir_qsgd", 1000, left_out="no program"),
             {"part": "backward", "row": {"model": "gpt", "variant": "weir_bf16", "us": 700, "over_nothing": 1.04,
                                          "goal": 1.03}},
             {"part": "training", "row": {"rate_mbps": 0.0, "variant": "weir_qsgd", "loss": 4.18642, "target": 4.2,
