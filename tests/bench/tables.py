@@ -3,7 +3,8 @@
 """Writes tables of what the benchmarks measured into the READMEs of tests/bench, controller and the whole project.
 
 Results are JSON lines in tests/bench/results: NAME.jsonl is the last recorded run of benchmark NAME and
-NAME.previous.jsonl the one before it. Their first line says where and how they ran.
+NAME.previous.jsonl the one before it. Their first line says where and how they ran. Those of GPUs are in
+tests/device/results, a file for each run of tests/device/run.
 """
 import json
 import pathlib
@@ -11,11 +12,13 @@ import re
 import statistics
 import sys
 
+from device_tables import DEVICE_TABLES
+from formats import NONE, markdown, microseconds, ratio, size
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 PAGES = (HERE / "README.md", ROOT / "README.md", ROOT / "controller/README.md")
-NONE = "-"
 EXPLAIN_LINES, EXPLAIN_COLUMNS = 12, 140
 
 
@@ -39,29 +42,6 @@ def load(name, suffix=""):
     return origin, rows
 
 
-def size(count):
-    """Bytes for people."""
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= factor and count % factor == 0:
-            return f"{count // factor} {unit}"
-    return f"{count} B"
-
-
-def microseconds(value):
-    """A duration for people."""
-    if value is None:
-        return NONE
-    return f"{value:.3g} us" if value < 1000 else f"{value / 1000:.3g} ms"
-
-
-def ratio(value, meets=True):
-    """A ratio; bold where it misses its goal."""
-    if value is None:
-        return NONE
-    text = f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.3f}"
-    return text if meets else f"**{text}**"
-
-
 class Table:
     """Rows by key, so that the previous run's can stand beside them. columns: (title, function of a row's values)."""
 
@@ -79,13 +59,10 @@ class Table:
         before_origin, before = load(name, ".previous")
         before = self.values(before) if before_origin else {}
         title, judge = self.judged
-        header = [*self.keys, *(t for t, _ in self.columns), *([f"{title} before"] if before else [])]
-        lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-        for key, values in self.values(rows).items():
-            cells = [*map(str, key), *(column(values) for _, column in self.columns)]
-            if before:
-                cells.append(judge(before[key]) if key in before else NONE)
-            lines.append("| " + " | ".join(cells) + " |")
+        lines = markdown([*self.keys, *(t for t, _ in self.columns), *([f"{title} before"] if before else [])], [
+            [*map(str, key), *(column(values) for _, column in self.columns),
+             *([judge(before[key]) if key in before else NONE] if before else [])]
+            for key, values in self.values(rows).items()])
         words = [f"`tests/bench/run {name}`, which calls `{origin['command']}`.", where(origin)]
         days = sorted({f"{row['date']} at {row['commit']}" for row in rows if "commit" in row})
         if len(days) > 1:
@@ -407,9 +384,10 @@ FLEET = Table(("agents", "ranks"), [
     fleet_rows, ("cores", lambda r: f"{r['cpu_cores']:.2f}"))
 
 TABLES = {"demo": DEMO, "demo_quick": DEMO, "loopback": CONTEST, "hosts": CONTEST, "links": LINKS, "codecs": CODECS,
-          "compressed": COMPRESSED, "decisions": DECISIONS, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS, "wire": GOOGLE, "nccl_plugin": GOOGLE,
-         "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE,
-         "failover": FAILOVER, "fleet": FLEET}
+          "compressed": COMPRESSED, "decisions": DECISIONS, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS,
+          "wire": GOOGLE, "nccl_plugin": GOOGLE, "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE,
+          "failover": FAILOVER, "fleet": FLEET,
+          **DEVICE_TABLES}
 
 
 def summary():

@@ -6,6 +6,7 @@ import tempfile
 import unittest
 import unittest.mock
 
+import device_tables
 import tables
 
 ORIGIN = {"benchmark": "loopback", "command": "collective_bench --x", "date": "2026-11-27", "processor": "P",
@@ -82,6 +83,92 @@ class TablesTest(unittest.TestCase):
         self.assertTrue(made.endswith("<!-- end -->\nafter\n"))
         page.write_text(made)
         self.assertEqual(tables.rendered(page), made)
+
+
+class DeviceTablesTest(unittest.TestCase):
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.results = pathlib.Path(directory.name)
+        patched = unittest.mock.patch.object(device_tables, "RESULTS", self.results)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def keep(self, name, *rows, device="NVIDIA X, 1.2, 3 MiB", rehearsal=False, date="2026-12-01T10:00:00+00:00"):
+        machine = {"part": "machine", "date": date, "rehearsal": rehearsal, "device": device, "commit": "0123456789"}
+        with (self.results / name).open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in (machine, *rows))
+
+    def lines(self, name):
+        return tables.TABLES[name].render(name).splitlines()
+
+    @staticmethod
+    def codec(operation, times_floor, us=10.0, **more):
+        return {"part": "device_bench", "row": {
+            "benchmark": operation, "codec": "top_k", "bits": 8, "ratio": 0.01, "elements": 25_000_000,
+            "payload_bytes": 7, "us": us, "floor_us": us / times_floor, "times_floor": times_floor, "goal": 1.5,
+            **more}}
+
+    def test_without_a_file_no_gpu_has_run_it(self):
+        for name in device_tables.DEVICE_TABLES:
+            self.assertEqual(self.lines(name), ["Not run yet: no GPU has run `tests/device/run`."])
+
+    def test_the_newest_file_is_shown_with_its_device_and_date(self):
+        self.keep("2026-12-01-x.jsonl", {"part": "codecs", "status": "passed", "seconds": 3.0})
+        self.keep("2026-12-09-y.jsonl", {"part": "python", "status": "timeout", "seconds": 60.2}, device="NVIDIA Y",
+                  date="2026-12-09T10:00:00+00:00")
+        lines = self.lines("device_parts")
+        self.assertEqual(lines[0], "`tests/device/results/2026-12-09-y.jsonl`: NVIDIA Y, 2026-12-09, commit 01234567.")
+        self.assertEqual(lines[2:], ["| part | end | time |", "|---|---|---|", "| python | **timeout** | 60 s |"])
+        self.assertEqual(len(self.lines("device_codecs")), 1)  # it says that there are no such rows
+        self.assertIn("no such rows", self.lines("device_codecs")[0])
+
+    def test_a_part_that_ran_again_counts_once_and_a_rehearsal_not_at_all(self):
+        self.keep("2026-12-01-x.jsonl", {"part": "codecs", "status": "failed", "seconds": 1.0})
+        self.keep("2026-12-01-x.jsonl", {"part": "codecs", "status": "passed", "seconds": 3.0})
+        self.keep("2026-12-01-x.jsonl", {"part": "python", "status": "passed", "seconds": 9.0},
+                  self.codec("encode", 1.2), device="", rehearsal=True)
+        self.assertEqual(self.lines("device_parts")[4:], ["| codecs | passed | 3 s |"])
+        self.assertIn("NVIDIA X", self.lines("device_parts")[0])
+        self.assertIn("no such rows", self.lines("device_codecs")[0])
+
+    def test_codecs_stand_beside_their_floors_goals_and_peers(self):
+        self.keep("2026-12-01-x.jsonl", {"part": "device_bench", "row": {"benchmark": "copy", "elements": 9, "us": 1}},
+                  self.codec("encode", 1.6, 50.0), self.codec("decode", 1.25),
+                  {**self.codec("encode", 1.4, elements=250_000_000), "part": "device_bench_large"}, self.codec("accumulate", 1.1, codec="thc", goal=2.0),
+                  {"part": "device_peers", "row": {"benchmark": "peer", "codec": "top_k", "elements": 25_000_000,
+                                                   "us": 150.0}})
+        self.assertEqual(self.lines("device_codecs")[4:], [
+            "| `top_k` | 8 bits | 25 M | 50 us | **1.60** | 1.25 | - | 1.5 | 3.00 |",
+            "| `top_k` | 8 bits | 250 M | 10 us | 1.40 | - | - | 1.5 | - |",
+            "| `thc` | 8 bits | 25 M | - | - | - | 1.10 | 2 | - |"])
+
+    def test_steps_backward_passes_training_and_nccl(self):
+        def step(part, variant, us, **more):
+            return {"part": part, "row": {"model": "gpt", "rate_mbps": 1000.0, "variant": variant, "us": us,
+                                          "floor_us": 900, **more}}
+        self.keep(
+            "2026-12-01-x.jsonl", step("hook_overhead", "nothing", 900),
+            step("hook_overhead", "weir_dense", 1100, over_plain=1.03, goal=1.01),
+            step("hook_overhead", "weir_best", 950, over_plain=0.5, **{"is": "weir_top_k"}),
+            {"part": "hook_overhead", "row": {"model": "gpt", "rate_mbps": 1000.0, "variant": "bf16", "error": "x"}},
+            step("hook_overhead_full", "weir_dense", 1000, over_plain=1.004, goal=1.01),
+            step("hook_overhead", "weir_qsgd", 1000, left_out="no program"),
+            {"part": "backward", "row": {"model": "gpt", "variant": "weir_bf16", "us": 700, "over_nothing": 1.04,
+                                         "goal": 1.03}},
+            {"part": "training", "row": {"rate_mbps": 0.0, "variant": "weir_qsgd", "loss": 4.18642, "target": 4.2,
+                                         "seconds": 2.0, "seconds_to_target": None}},
+            {"part": "nccl_plugin", "row": {"phase": "plain", "seconds": {"4096": 2e-5}}},
+            {"part": "nccl_plugin", "row": {"phase": "sampled", "seconds": {"4096": 2.1e-5}}},
+            {"part": "nccl_plugin", "row": {"phase": "agent", "wrong": [0, 0]}})
+        self.assertEqual(self.lines("device_steps")[4:], [
+            "| gpt | 1000 Mb/s | `nothing` | 900 us | 900 us | - |  |",
+            "| gpt | 1000 Mb/s | `weir_dense` | 1 ms | 900 us | 1.00 | 1.01 |",
+            "| gpt | 1000 Mb/s | `weir_best` (weir_top_k) | 950 us | 900 us | 0.50 |  |"])
+        self.assertEqual(self.lines("device_backward")[4:], ["| gpt | `weir_bf16` | 700 us | **1.04** | 1.03 |"])
+        self.assertEqual(self.lines("device_training")[4:], ["| unpaced | `weir_qsgd` | 4.186 | 2.00 s | - |"])
+        self.assertEqual(self.lines("device_nccl")[4:], ["| 4 KiB | 20 us | - | 21 us | - |"])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,12 @@
 """tests/device/run over a build folder of small scripts in place of the programs: what it writes, how it goes on after
 a failure, and that it keeps deadlines. With --build DIR it rehearses the real programs there instead."""
 
+import importlib.machinery
+import importlib.util
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,8 +17,23 @@ import unittest
 
 RUN = pathlib.Path(__file__).resolve().parent / "run"
 TIMEOUT_S = 60
-REHEARSAL_S = 280
-REHEARSED = ("codecs", "device_bench", "hook_overhead", "backward", "training")
+REHEARSAL_S = 400
+WITHOUT_PACKAGES = (sys.executable, "-S")
+# The programs of these are tests of this build anyway, so each runs a few of its cases here.
+SHARED_OUT = {"GTEST_TOTAL_SHARDS": "12", "GTEST_SHARD_INDEX": "0"}
+
+
+def load():
+    """The script as a module; its name has no suffix."""
+    loader = importlib.machinery.SourceFileLoader("device_run", str(RUN))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("device_run", loader))
+    sys.dont_write_bytecode = True
+    sys.modules["device_run"] = module  # where dataclasses look for it
+    loader.exec_module(module)
+    return module
+
+
+script = load()
 
 
 class RunTest(unittest.TestCase):
@@ -30,9 +49,9 @@ class RunTest(unittest.TestCase):
         file.write_text("#!/bin/sh\n" + script)
         file.chmod(0o755)
 
-    def run_parts(self, *arguments):
-        return subprocess.run([sys.executable, str(RUN), "--rehearse", "--no-build", "--build", str(self.build),
-                               "--out", str(self.out), *arguments],
+    def run_parts(self, *arguments, python=(sys.executable,), rehearse=True):
+        return subprocess.run([*python, str(RUN), *(["--rehearse"] if rehearse else []), "--no-build", "--build",
+                               str(self.build), "--out", str(self.out), *arguments],
                               capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
 
     def rows(self):
@@ -56,11 +75,12 @@ class RunTest(unittest.TestCase):
         self.program("tests/bench/device_bench_host", "exit 0\n")
         self.program("tests/datapath_nccl_test", "exit 0\n")
         self.out = pathlib.Path(self.folder.name) / "other"
-        self.run_parts("--total", "50")  # some parts load torch before they miss their library
+        self.run_parts("--total", "50", python=WITHOUT_PACKAGES)  # parts that load torch would take long to fail
         again = self.ends()[2:]
         self.assertNotIn("codecs", [part for part, _ in again])
         self.assertIn(("device_bench", "passed"), again)
         self.assertIn(("codecs_memcheck", "absent"), again)
+        self.assertEqual(again[-1], ("device_bench", "passed"))  # after those that had not run
 
     def test_ends_what_outlasts_the_time(self):
         self.program("tests/datapath_cuda_test", "sleep 50 & echo $!; wait\n")
@@ -81,6 +101,26 @@ class RunTest(unittest.TestCase):
         self.assertEqual(self.run_parts("--part", "codecs", "--total", "1").returncode, 1)
         self.assertEqual(self.ends(), [("codecs", "no time")])
 
+    def test_says_which_interpreter_it_uses_and_that_it_has_no_torch(self):
+        found = self.run_parts("--part", "python", "--part", "device_peers", python=WITHOUT_PACKAGES)
+        self.assertEqual(found.returncode, 0, found.stdout)  # a rehearsal goes as far as it can
+        self.assertIn(f"python: {sys.executable}, ", found.stdout)
+        self.assertIn("no torch", found.stdout.splitlines()[0])
+        self.assertEqual(self.ends(), [("python", "absent"), ("device_peers", "absent")])
+        self.assertEqual(self.rows()[-1]["detail"], f"{sys.executable} has no torch")
+        found = self.run_parts("--part", "python", python=WITHOUT_PACKAGES, rehearse=False)
+        self.assertEqual(found.returncode, 1)
+        self.assertEqual(self.ends()[2:], [("python", "failed")])
+        self.assertEqual(self.rows()[-1]["detail"], f"{sys.executable} has no torch")
+
+    def test_each_kind_of_evidence_fits_in_the_time(self):
+        estimate_s = script.BUILD_ESTIMATE_S + sum(part.estimate_s for part in script.EVIDENCE)
+        self.assertLessEqual(estimate_s, script.TOTAL_S)
+        for part in script.PARTS:
+            self.assertGreater(part.deadline_s, part.estimate_s, part.name)
+        names = [part.name for part in script.PARTS]
+        self.assertEqual(len(names), len(set(names)))
+
     def test_names_the_parts_for_an_unknown_one(self):
         found = self.run_parts("--part", "codec")
         self.assertEqual(found.returncode, 1)
@@ -93,17 +133,39 @@ class RehearsalTest(unittest.TestCase):
     def test_the_programs_of_a_build_pass(self):
         if not self.build:
             self.skipTest("no --build")
+        parts = [part.name for part in script.PARTS if part.rehearsal]
+        self.assertLessEqual({part.name for part in script.EVIDENCE}, set(parts))
         with tempfile.TemporaryDirectory() as out:
-            found = subprocess.run([sys.executable, str(RUN), "--rehearse", "--no-build", "--build", self.build,
-                                    "--out", out, *(word for part in REHEARSED for word in ("--part", part))],
-                                   capture_output=True, text=True, timeout=REHEARSAL_S, check=False)
+            found = subprocess.run([sys.executable, str(RUN), "--rehearse", "--no-build", "--fresh",
+                                    "--build", self.build, "--out", out,
+                                    *(word for part in parts for word in ("--part", part))],
+                                   capture_output=True, text=True, timeout=REHEARSAL_S, check=False,
+                                   env={**os.environ, **SHARED_OUT})
             self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
             rows = [json.loads(line) for line in (pathlib.Path(out) / "results.jsonl").read_text().splitlines()]
-            codecs = {row["row"].get("codec") for row in rows if "row" in row}
-            self.assertLessEqual({"top_k", "thc", "fp16", "power_sgd", "sidco"}, codecs)
-            for part in ("hook_overhead", "backward", "training"):
-                variants = {row["row"].get("variant") for row in rows if row["part"] == part and "row" in row}
-                self.assertLessEqual({"weir_top_k", "weir_power_sgd", "weir_bf16"}, variants, part)
+            log = (pathlib.Path(out) / "log").read_text()
+        self.assertEqual([(row["part"], row["status"]) for row in rows if "status" in row],
+                         [(part, "passed") for part in parts])
+        ran = re.findall(r"^\[=+\] (\d+) tests? from .* ran\.", log, re.M)
+        self.assertEqual(len(ran), 3)  # codecs, sessions, nccl
+        self.assertNotIn("0", ran)
+
+        def measured(part):
+            return [row["row"] for row in rows if row["part"] == part and "row" in row]
+
+        self.assertLessEqual({"top_k", "thc", "fp16", "power_sgd", "sidco"},
+                             {row.get("codec") for row in measured("device_bench")})
+        self.assertLessEqual({"top_k", "qsgd", "fp16", "power_sgd"},
+                             {row.get("codec") for row in measured("device_peers")})
+        for part in ("hook_overhead", "backward", "training"):
+            self.assertLessEqual({"weir_top_k", "weir_power_sgd", "weir_bf16"},
+                                 {row.get("variant") for row in measured(part)}, part)
+        for part, cases in (("python", {"hook", "ddp", "ddp_restored"}), ("python_expandable", {"ddp_bucket_views"})):
+            (row,) = measured(part)
+            self.assertEqual(row["failed"], {})
+            self.assertLessEqual(cases, set(row["passed"]))
+        self.assertEqual([row["phase"] for row in measured("nccl_plugin")],
+                         ["file", "agent", "plain", "sampled", "plain", "overhead"])
 
 
 if __name__ == "__main__":
