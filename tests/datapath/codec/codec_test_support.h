@@ -110,6 +110,20 @@ inline EncodeContext ContextFor(const Codec& codec, std::span<const float> x, in
   return context;
 }
 
+/// The context of the payload that is recorded in tests/golden/codec for a width: that of one of
+/// three ranks, or of one alone where the width does not hold sums of three.
+inline EncodeContext GoldenContext(const Codec& codec, std::span<const float> x, int bits) {
+  const double ratio = codec.Traits().uses_ratio ? 0.1 : 1;
+  const int world = codec.Validate({.ratio = ratio, .bits = bits}, 3).ok() ? 3 : 1;
+  return ContextFor(codec, x, world, ratio, bits);
+}
+
+/// The name of the file: without a width for the codec's first setting.
+inline std::string GoldenName(const Codec& codec, int bits) {
+  const std::string name = IdentifierOf(codec.Traits().name);
+  return bits == codec.Traits().settings.front().bits ? name : name + "_" + std::to_string(bits);
+}
+
 struct Encoded {
   std::vector<std::byte> payload;
   EncodeResult result;

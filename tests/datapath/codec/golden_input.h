@@ -36,6 +36,20 @@ inline std::string Hex(std::span<const std::byte> bytes) {
   return text;
 }
 
+/// The bytes of a text that Hex made.
+inline std::vector<std::byte> BytesOfHex(const std::string& text) {
+  std::vector<std::byte> bytes;
+  std::string digits;
+  for (const char c : text) {
+    if (c == '\n') continue;
+    digits += c;
+    if (digits.size() < 2) continue;
+    bytes.push_back(static_cast<std::byte>(std::stoul(digits, nullptr, 16)));
+    digits.clear();
+  }
+  return bytes;
+}
+
 /// The content of a file; empty when it is missing.
 inline std::string ReadPayloadFile(const std::string& path) {
   std::ifstream file(path);

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 
 #include "datapath/codec/residual/error_feedback.h"
 #include "tests/datapath/codec/codec_test_support.h"
@@ -29,9 +30,14 @@ void Compare(const std::string& name, std::span<const std::byte> bytes) {
 TEST(GoldenTest, EveryCodecKeepsItsBytes) {
   const std::vector<float> x = test::GoldenInput(203);
   for (const Codec* codec : Codecs().All()) {
-    const EncodeContext context = test::ContextFor(*codec, x, 3, 0.1);
-    Compare(test::IdentifierOf(codec->Traits().name),
-            test::EncodeOrDie(*codec, x, context).payload);
+    const std::vector<CodecSetting>& settings = codec->Traits().settings;
+    std::set<int> seen;
+    for (const CodecSetting& setting : settings) {
+      if (!seen.insert(setting.bits).second) continue;  // for other world sizes
+      const EncodeContext context = test::GoldenContext(*codec, x, setting.bits);
+      Compare(test::GoldenName(*codec, setting.bits),
+              test::EncodeOrDie(*codec, x, context).payload);
+    }
   }
 }
 
@@ -52,22 +58,6 @@ TEST(GoldenTest, SelectionsHaveAnOctetFormToo) {
   const std::vector<std::byte> payload = test::EncodeOrDie(codec, x, context).payload;
   EXPECT_EQ(payload.at(0), std::byte{2});
   Compare("shared_top_k_octets", payload);
-}
-
-TEST(GoldenTest, SelectionsHaveNarrowValuesToo) {
-  const std::vector<float> x = test::GoldenInput(203);
-  for (const int bits : {8, 4}) {
-    const Codec& codec = test::FindCodec("top_k");
-    const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, bits);
-    Compare("top_k_" + std::to_string(bits), test::EncodeOrDie(codec, x, context).payload);
-  }
-}
-
-TEST(GoldenTest, EdenOfOneBitHasTheBytesOfDrive) {
-  const std::vector<float> x = test::GoldenInput(203);
-  const Codec& codec = test::FindCodec("eden");
-  const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, 1);
-  Compare("eden_1", test::EncodeOrDie(codec, x, context).payload);
 }
 
 TEST(GoldenTest, ResidualStateKeepsItsBytes) {

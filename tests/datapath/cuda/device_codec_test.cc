@@ -10,7 +10,6 @@
 #include <set>
 
 #include "datapath/codec/select/threshold_codec.h"
-#include "tests/datapath/codec/golden_input.h"
 #include "tests/datapath/cuda/device_rig.h"
 #include "tests/support/sanitized.h"
 
@@ -342,23 +341,35 @@ TEST_P(DeviceCodecTest, RefusesWhatTheHostRefuses) {
   EXPECT_GT(refused, 20u / weir::test::kFewer);
 }
 
-TEST_P(DeviceCodecTest, EncodesTheGoldenBytes) {
-  const CodecTraits& traits = host().Traits();
-  std::string name = weir::test::IdentifierOf(traits.name);
-  if (GetParam().bits != traits.settings.front().bits) {
-    if (traits.name != "top_k") return;  // only top_k has golden files of several settings
-    name += "_" + std::to_string(GetParam().bits);
+/// Both ways between the device and the golden payload of this name.
+void ExpectGolden(const DeviceCodec& device, const std::string& name, std::span<const float> x,
+                  const EncodeContext& context) {
+  const std::string golden = test::GoldenPayload(name);
+  ASSERT_FALSE(golden.empty()) << name;
+  for (const Stream stream : Streams()) {
+    Caller caller(device, context, x.size(), stream);
+    const auto encoded = caller.Encode(x, {}, /*feedback=*/false);
+    ASSERT_TRUE(encoded.ok()) << ToString(encoded.status());
+    EXPECT_EQ(golden, weir::test::Hex(encoded->payload)) << name;
+
+    const std::vector<std::byte> payload = weir::test::BytesOfHex(golden);
+    std::vector<float> expected(x.size(), 0.5f), decoded = expected;
+    ASSERT_TRUE(device.host().DecodeAdd(payload, context, 0.25f, expected).ok());
+    ASSERT_TRUE(caller.DecodeAdd(payload, 0.25f, decoded).ok());
+    EXPECT_EQ(test::Patterns(expected), test::Patterns(decoded)) << name;
   }
+}
+
+TEST_P(DeviceCodecTest, EncodesAndDecodesTheGoldenBytes) {
   const std::vector<float> x = weir::test::GoldenInput(203);
-  // As tests/datapath/codec/golden_test.cc.
-  const EncodeContext context = weir::test::ContextFor(host(), x, 3, 0.1, GetParam().bits);
-  Caller caller(device(), context, x.size());
-  const auto encoded = caller.Encode(x, {}, /*feedback=*/false);
-  ASSERT_TRUE(encoded.ok()) << ToString(encoded.status());
-  const std::string golden = weir::test::ReadPayloadFile(std::string(WEIR_TEST_SOURCE_DIR) +
-                                                         "/golden/codec/" + name + ".hex");
-  ASSERT_FALSE(golden.empty());
-  EXPECT_EQ(golden, weir::test::Hex(encoded->payload));
+  ExpectGolden(device(), weir::test::GoldenName(host(), GetParam().bits), x,
+               weir::test::GoldenContext(host(), x, GetParam().bits));
+}
+
+TEST(DeviceCodecsTest, EncodeAndDecodeTheGoldenBitmap) {
+  const std::vector<float> x = weir::test::GoldenInput(203);
+  const DeviceCodec& codec = *FindDeviceCodec("top_k");
+  ExpectGolden(codec, "top_k_bitmap", x, weir::test::ContextFor(codec.host(), x, 3, 0.6));
 }
 
 TEST_P(DeviceCodecTest, RefusesWrongCalls) {

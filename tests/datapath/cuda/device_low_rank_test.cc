@@ -158,6 +158,34 @@ TEST_F(LowRankTest, StepsAreThoseOfTheHost) {
   }
 }
 
+/// The recorded payload holds P, whose sum is that of one rank, and Q.
+TEST_F(LowRankTest, ReadsTheGoldenBytesAndMakesThemToTheBound) {
+  const std::vector<float> x = weir::test::GoldenInput(203);
+  const std::vector<std::byte> golden = weir::test::BytesOfHex(test::GoldenPayload("power_sgd"));
+  ASSERT_FALSE(golden.empty());
+  for (const Stream stream : Streams()) {
+    EncodeContext context = weir::test::ContextFor(host(), x, 3);
+    Caller first(device(), context, x.size(), stream);
+    const auto p = first.Encode(x, {}, /*feedback=*/false);
+    ASSERT_TRUE(p.ok()) << ToString(p.status());
+    ASSERT_LT(p->payload.size(), golden.size());
+    const auto sum_of_p = std::span(golden).first(p->payload.size());
+    ExpectNear(FloatsOf(sum_of_p), FloatsOf(p->payload));
+
+    context.round = 1;
+    context.previous = sum_of_p;
+    Caller last(device(), context, x.size(), stream);
+    const auto q = last.Encode(x, {}, /*feedback=*/false);
+    ASSERT_TRUE(q.ok()) << ToString(q.status());
+    ExpectNear(FloatsOf(std::span(golden).subspan(sum_of_p.size())), FloatsOf(q->payload));
+
+    std::vector<float> expected(x.size(), 0.5f), decoded = expected;
+    ASSERT_TRUE(host().DecodeAdd(golden, context, 0.25f, expected).ok());
+    ASSERT_TRUE(last.DecodeAdd(golden, 0.25f, decoded).ok());
+    EXPECT_EQ(Patterns(expected), Patterns(decoded));
+  }
+}
+
 TEST_F(LowRankTest, NonFiniteInputSendsZerosInBothRounds) {
   const Bucket bucket{{{40, 50}, {1, 30}}, 0.1};
   const size_t n = SizeOf(bucket);

@@ -12,6 +12,7 @@
 #include "datapath/cuda/device_codec.h"
 #include "datapath/cuda/memory.h"
 #include "tests/datapath/codec/codec_test_support.h"
+#include "tests/datapath/codec/golden_input.h"
 
 namespace weir::cuda::test {
 
@@ -132,6 +133,12 @@ inline std::vector<uint32_t> Patterns(std::span<const float> values) {
   std::transform(values.begin(), values.end(), bits.begin(),
                  [](float value) { return std::bit_cast<uint32_t>(value); });
   return bits;
+}
+
+/// A golden payload of the codecs as text; empty: there is no file of this name.
+inline std::string GoldenPayload(const std::string& name) {
+  return weir::test::ReadPayloadFile(std::string(WEIR_TEST_SOURCE_DIR) + "/golden/codec/" + name +
+                                     ".hex");
 }
 
 }  // namespace weir::cuda::test

@@ -83,14 +83,16 @@ class FakeDevice:
     def __init__(self, forgotten=None, copy_s=COPY_S):
         self.outgoing, self.incoming, self.computing = Stream(), Stream(), Stream()
         self.summing = Stream()
+        self.waiting = Stream()  # no stream of the device
         self.captures = False
         self._names = {self.outgoing: "outgoing", self.incoming: "incoming",
                        self.computing: "computing", self.summing: "summing"}
-        self._forgotten, self._copy_s = forgotten, copy_s
+        self._forgotten, self.copy_s = forgotten, copy_s
         # Work that is not waited for must end later than a busy machine comes to it, or the case is right by luck.
         self._slowness = 5 if forgotten else 1
-        self._mine = set()  # addresses
+        self._mine = {}  # by address; kept, so that no other tensor gets the address
         self._handles = []
+        self._transfers = 0
         self._thread = threading.local()
         original = staging.accelerator_of
         staging.accelerator_of = lambda tensors: self if any(
@@ -99,9 +101,31 @@ class FakeDevice:
     # Helpers of the tests.
 
     def tensor(self, values):
-        made = values.clone()
-        self._mine.add(made.data_ptr())
-        return made
+        return self.adopt(values.clone())
+
+    def adopt(self, tensor):
+        """From now on the tensor is the fake's."""
+        self._mine[tensor.data_ptr()] = tensor
+        return tensor
+
+    def on_host(self, future):
+        """A future of the CPU that is completed when the computing stream has come to the end of this one of the fake:
+        what DDP, whose C++ code knows nothing of the fake, waits for and then reads."""
+        found = torch.futures.Future()
+
+        def read():
+            try:
+                value = future.wait()
+                self.block(self.record(self.computing), always=True)
+                found.set_result(value)
+            except Exception as error:
+                found.set_exception(error)
+        self.waiting.give(read)
+        return found
+
+    def took_buckets(self):
+        """Whether buckets went the way that this libweir has for a device, and no other."""
+        return bool(self._handles) == in_place() and bool(self._transfers) != in_place()
 
     def kernel(self, function, seconds=KERNEL_S):
         """Something slow on the stream that computes."""
@@ -150,7 +174,8 @@ class FakeDevice:
         return event.is_set()
 
     def copy(self, target, source):
-        self.current().give(lambda: target.copy_(source), self._copy_s)
+        self._transfers += 1
+        self.current().give(lambda: target.copy_(source), self.copy_s)
 
     def pinned(self, like):
         return torch.full(like.shape, 77, dtype=like.dtype)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import ranks
 import staging_cases as cases
+import staging_models as models
 import weir
 from weir import staging
 
@@ -56,11 +57,16 @@ class StagingTest(unittest.TestCase):
             with self.subTest(case.__name__):
                 self.assertEqual(self._run(case), [True] * WORLD)
 
+    def test_every_model_ends_with_the_right_parameters(self):
+        for case in models.MODELS:
+            with self.subTest(case.__name__):
+                self.assertEqual(self._run(case), [True] * WORLD)
+
     def test_a_missing_wait_shows(self):
         # In place, libweir itself waits for the device, and ends when the result is there.
-        hooks = () if cases.in_place() else (cases.hook, cases.unit)
-        for forgotten, which in (("follow outgoing", (cases.all_reduce, cases.hook)),
-                                 ("block", (cases.all_reduce, *hooks[:1])),
+        hooks = () if cases.in_place() else (cases.hook, cases.unit, models.ddp)
+        for forgotten, which in (("follow outgoing", (cases.all_reduce, cases.hook, models.ddp)),
+                                 ("block", (cases.all_reduce, *hooks[::2])),
                                  ("follow incoming", (cases.receive,)),
                                  ("follow computing", (cases.all_reduce, cases.future, *hooks))):
             for case in which:
