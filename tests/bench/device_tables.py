@@ -101,10 +101,18 @@ DEVICE_CODECS = DeviceTable(("codec", "setting", "elements"), [
     ("PyTorch's time over ours", over_ours)], device_codecs)
 
 
+def rate_of(row):
+    return f"{row['rate_mbps']:g} Mb/s" if row["rate_mbps"] else "unpaced"
+
+
+def variant_of(row):
+    """The variant, and which one it was where that was found out or decided."""
+    return f"`{row['variant']}`" + (f" ({row['is']})" if "is" in row else "")
+
+
 def device_steps(rows):
     """By (model, rate, variant), of the short and of the full measurement."""
-    return {(row["model"], f"{row['rate_mbps']:g} Mb/s" if row["rate_mbps"] else "unpaced",
-             f"`{row['variant']}`" + (f" ({row['is']})" if "is" in row else "")): row
+    return {(row["model"], rate_of(row), variant_of(row)): row
             for row in measured_rows(rows, "hook_overhead", "variant")}
 
 
@@ -128,8 +136,7 @@ DEVICE_BACKWARD = DeviceTable(("model", "variant"), [
 DEVICE_TRAINING = DeviceTable(("rate", "variant"), [
     ("final loss", lambda r: f"{r['loss']:.3f}"), ("time", lambda r: f"{r['seconds']:.2f} s"),
     ("time to the loss of bfloat16", lambda r: f"{r['seconds_to_target']:.2f} s" if r["seconds_to_target"] else NONE)],
-    lambda rows: {(f"{row['rate_mbps']:g} Mb/s" if row["rate_mbps"] else "unpaced", f"`{row['variant']}`"): row
-                  for row in measured_rows(rows, "training", "variant")})
+    lambda rows: {(rate_of(row), variant_of(row)): row for row in measured_rows(rows, "training", "variant")})
 
 
 def device_nccl(rows):

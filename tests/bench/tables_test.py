@@ -136,7 +136,8 @@ class DeviceTablesTest(unittest.TestCase):
     def test_codecs_stand_beside_their_floors_goals_and_peers(self):
         self.keep("2026-12-01-x.jsonl", {"part": "device_bench", "row": {"benchmark": "copy", "elements": 9, "us": 1}},
                   self.codec("encode", 1.6, 50.0), self.codec("decode", 1.25),
-                  {**self.codec("encode", 1.4, elements=250_000_000), "part": "device_bench_large"}, self.codec("accumulate", 1.1, codec="thc", goal=2.0),
+                  {**self.codec("encode", 1.4, elements=250_000_000), "part": "device_bench_large"},
+                  self.codec("accumulate", 1.1, codec="thc", goal=2.0),
                   {"part": "device_peers", "row": {"benchmark": "peer", "codec": "top_k", "elements": 25_000_000,
                                                    "us": 150.0}})
         self.assertEqual(self.lines("device_codecs")[4:], [
@@ -159,6 +160,8 @@ class DeviceTablesTest(unittest.TestCase):
                                          "goal": 1.03}},
             {"part": "training", "row": {"rate_mbps": 0.0, "variant": "weir_qsgd", "loss": 4.18642, "target": 4.2,
                                          "seconds": 2.0, "seconds_to_target": None}},
+            {"part": "training_full", "row": {"rate_mbps": 1000.0, "variant": "weir_adaptive", "is": "eden",
+                                              "loss": 4.1, "target": 4.2, "seconds": 2.0, "seconds_to_target": 1.5}},
             {"part": "nccl_plugin", "row": {"phase": "plain", "seconds": {"4096": 2e-5}}},
             {"part": "nccl_plugin", "row": {"phase": "sampled", "seconds": {"4096": 2.1e-5}}},
             {"part": "nccl_plugin", "row": {"phase": "agent", "wrong": [0, 0]}})
@@ -167,7 +170,9 @@ class DeviceTablesTest(unittest.TestCase):
             "| gpt | 1000 Mb/s | `weir_dense` | 1 ms | 900 us | 1.00 | 1.01 |",
             "| gpt | 1000 Mb/s | `weir_best` (weir_top_k) | 950 us | 900 us | 0.50 |  |"])
         self.assertEqual(self.lines("device_backward")[4:], ["| gpt | `weir_bf16` | 700 us | **1.04** | 1.03 |"])
-        self.assertEqual(self.lines("device_training")[4:], ["| unpaced | `weir_qsgd` | 4.186 | 2.00 s | - |"])
+        self.assertEqual(self.lines("device_training")[4:], [
+            "| unpaced | `weir_qsgd` | 4.186 | 2.00 s | - |",
+            "| 1000 Mb/s | `weir_adaptive` (eden) | 4.100 | 2.00 s | 1.50 s |"])
         self.assertEqual(self.lines("device_nccl")[4:], ["| 4 KiB | 20 us | - | 21 us | - |"])
 
 

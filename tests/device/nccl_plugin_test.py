@@ -89,6 +89,12 @@ class PhasesTest(unittest.TestCase):
         self.assertFalse(any("seconds" in row and "error" in row for row in rows), rows)
         return found.returncode, {row["phase"]: row.get("good") for row in rows}, rows
 
+    def test_without_torch_or_a_gpu_it_is_skipped(self):
+        found = subprocess.run([sys.executable, "-S", str(PROGRAM), "--library", str(PROGRAM)], capture_output=True,
+                               text=True, timeout=TIMEOUT_S, check=False)
+        self.assertEqual(found.returncode, 77, found.stderr)  # a device that cannot run it must not count as passed
+        self.assertIn("No module named 'torch'", json.loads(found.stdout)["skipped"])
+
     def test_a_slow_plug_in_fails(self):
         status, good, rows = self.run_phases("slow", "plain", "sampled", "plain")
         self.assertEqual((status, good), (1, {"plain": None, "sampled": True, "overhead": False}))

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -121,6 +122,34 @@ class RunTest(unittest.TestCase):
         names = [part.name for part in script.PARTS]
         self.assertEqual(len(names), len(set(names)))
 
+    def test_carried_programs_start_with_their_own_libraries(self):
+        carried, package = pathlib.Path(self.folder.name) / "carried", pathlib.Path(self.folder.name) / "package"
+        (package / "DEBIAN").mkdir(parents=True)
+        (package / "DEBIAN" / "control").write_text(
+            "Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n")
+        (package / "usr" / "lib" / "deep").mkdir(parents=True)
+        (package / "usr" / "lib" / "deep" / "libx.so.1").write_text("")
+        carried.mkdir()
+        subprocess.run(["dpkg-deb", "-b", str(package), str(carried / "x_1_all.deb")], check=True, capture_output=True)
+        (carried / "weir-agent").write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" "$@"\n')
+        scripts = script.unpack_programs(carried, self.build / "programs")
+        self.assertEqual([path.name for path in scripts.iterdir()], ["weir-agent"])
+        found = subprocess.run([scripts / "weir-agent", "--node", "a b"], capture_output=True, text=True, check=True)
+        self.assertEqual(found.stdout, f"{self.build}/programs/usr/lib/deep --node a b\n")
+
+    def test_programs_are_carried_with_the_packages_of_their_libraries(self):
+        for path in script.PROGRAMS:
+            (self.build / path).parent.mkdir(parents=True)
+            shutil.copyfile(os.path.realpath(sys.executable), self.build / path)
+        folder = pathlib.Path(self.folder.name) / "programs"
+        packages = script.carry_programs(self.build, folder)
+        self.assertIn("zlib1g", packages)
+        self.assertNotIn("libc6", packages)
+        self.assertEqual({path.name for path in folder.iterdir()}, {"weir-controller", "weir-agent"})
+        (self.build / script.PROGRAMS[1]).unlink()
+        with self.assertRaisesRegex(RuntimeError, "weir-agent is not built"):
+            script.carry_programs(self.build, pathlib.Path(self.folder.name) / "again")
+
     def test_names_the_parts_for_an_unknown_one(self):
         found = self.run_parts("--part", "codec")
         self.assertEqual(found.returncode, 1)
@@ -160,6 +189,11 @@ class RehearsalTest(unittest.TestCase):
         for part in ("hook_overhead", "backward", "training"):
             self.assertLessEqual({"weir_top_k", "weir_power_sgd", "weir_bf16"},
                                  {row.get("variant") for row in measured(part)}, part)
+        (adaptive,) = [row for row in measured("training") if row.get("variant") == "weir_adaptive"]
+        if pathlib.Path(self.build, "controller/server/weir-controller").exists():
+            self.assertGreater(adaptive["plan"], 0)
+        else:
+            self.assertIn("not found", adaptive["left_out"])
         for part, cases in (("python", {"hook", "ddp", "ddp_restored"}), ("python_expandable", {"ddp_bucket_views"})):
             (row,) = measured(part)
             self.assertEqual(row["failed"], {})

@@ -17,16 +17,24 @@ compiler, which makes that file a library, there is no pacing, and rows have the
             exchange nothing and with hooks that encode beside it. Goal for `over_nothing`: 1.03.
   training  time until the loss of dense bfloat16 training after --steps steps, and the loss there.
 
-There is no controller on such a machine. `weir_best` is the fastest of Weir's rows, which an adaptive job would have to
-find. A variant that fails is a row with `error`, and the others go on. --device cpu rehearses with small models, where
+`weir_best` is the fastest of Weir's rows, which an adaptive job would have to find. In a training, `weir_adaptive` is
+one whose controller decides: it runs on loopback, with an agent for each rank, if weir-controller and weir-agent are
+found and start (WEIR_BIN, a directory, or see weir.run). It decides before the clock starts, because these trainings
+are much shorter than real ones: in passes that leave the parameters as they are, until its first plan came, after
+`first_plan_s`, and for --decide seconds more. `is` names the codecs in use at the end, and `plan` is the plan's
+version. Without the programs it is a row with `left_out`.
+
+A variant that fails is a row with `error`, and the others go on. --device cpu rehearses with small models, where
 the figures mean nothing. Exit status: 0, 1 a variant of Weir failed, 77 there is no CUDA device.
 """
 import argparse
+import contextlib
 import ctypes
 import datetime
 import json
 import os
 import pathlib
+import socket
 import statistics
 import subprocess
 import sys
@@ -39,11 +47,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import weir
+import weir.run
 
 WORLD = 2
 OPERATION_S = 30.0
 WARM_UP_STEPS = 4
 STEPS_MIN = 5
+PLAN_S = 30.0  # for the first plan of a controller
 GOALS = {"weir_dense": 1.01}
 PLANS = {"weir_dense": None,
          "weir_bf16": {"codec": "bf16", "collective": "ring"},
@@ -158,8 +168,8 @@ def plan_file(folder, name, choice):
 class Variant:
     """A model in DDP with one way to exchange, made on all ranks at once."""
 
-    def __init__(self, options, name, model, rate_mbps=0):
-        self.name, self.state = name, None
+    def __init__(self, options, name, model, rate_mbps=0, agent=""):
+        self.name, self.state, self.agent = name, None, agent
         bytes_per_s = round(rate_mbps * 1e6 / 8)
         set_rate(bytes_per_s)
         group = dist.new_group(backend=options.dense if name.startswith("weir") or name == "nothing" else
@@ -190,21 +200,32 @@ class Variant:
             self.model.register_comm_hook(powerSGD_hook.PowerSGDState(
                 group, matrix_approximation_rank=4, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
         elif self.name.startswith("weir"):
-            choice, transport = PLANS[self.name], "tcp:connections=1"
+            choice, transport = PLANS.get(self.name), "tcp:connections=1"
             if bytes_per_s:
                 transport += f",pacing={bytes_per_s}"
             self.state = weir.attach(
-                self.model, job=f"{self.name}-{bytes_per_s}", agent="", transport=transport,
+                self.model, job=f"{self.name}-{bytes_per_s}", agent=self.agent, transport=transport,
                 operation_timeout_s=OPERATION_S,
                 plan_file=plan_file(options.folder, f"{self.name}-{bytes_per_s}", choice) if choice else "")
 
-    def step(self):
+    def passes(self):
+        """Forward and backward without the optimizer's step."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.model(self.inputs[self.steps % len(self.inputs)])
         self.steps += 1
         loss.backward()
-        self.optimizer.step()
         return loss
+
+    def step(self):
+        loss = self.passes()
+        self.optimizer.step()
+        if self.agent:
+            self.state.report_loss(loss.detach())
+        return loss
+
+    def codecs(self):
+        """Those in use."""
+        return sorted({choice.get("codec", "identity") for _, choice in self.state.choices()})
 
     def close(self):
         if self.state is not None:
@@ -362,23 +383,68 @@ def backward(options):
             say(options, **row)
 
 
+def start_control_plane(options, stack, row):
+    """A controller, and an agent for each rank, which is then a node of its own. They end with the stack. Returns the
+    agent's address; None, with a row that says why, where one of them does not start."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    port = int(agree(options, port if options.rank == 0 else 0))
+    words, agent = "", None
+    try:
+        folder = weir.run.private_directory(pathlib.Path(options.folder, f"{row['variant']}-{port}-{options.rank}"))
+        given = weir.run.parser().parse_args(
+            ["--insecure", "--rendezvous" if options.rank == 0 else "--controller", f"127.0.0.1:{port}"])
+        agent = f"unix:{stack.enter_context(weir.run.ControlPlane(folder, given)).socket}"
+    except (weir.run.RunError, OSError) as error:
+        words = f"{error}"[:400]
+    if agree(options, bool(words)):
+        say(options, **row, left_out=words or "on another rank")
+        return None
+    return agent
+
+
+def train(options, row, agent):
+    """The losses of a training and the seconds until each. Adds to the row what a controller decided."""
+    variant, losses = Variant(options, row["variant"], "gpt", row["rate_mbps"], agent), []
+    try:
+        if agent:
+            row["first_plan_s"] = decide(options, variant)
+        begin = time.perf_counter()
+        for _ in range(options.steps):
+            losses.append((float(variant.step().detach()), time.perf_counter() - begin))
+        if agent:
+            row.update({"is": "+".join(variant.codecs()), "plan": variant.state.stats().plan_version})
+        return losses
+    finally:
+        variant.close()
+
+
+def decide(options, variant):
+    """Passes until the controller has sent a plan, and for --decide seconds more, in which it may send better ones.
+    Returns the seconds until the first. RuntimeError if none came within PLAN_S."""
+    begin, first = time.perf_counter(), None
+    while True:
+        variant.passes()
+        taken = time.perf_counter() - begin
+        if first is None and variant.state.stats().plan_version > 0:
+            first = round(taken, 3)
+        if agree(options, taken >= (PLAN_S if first is None else first + options.decide)):
+            break
+    if first is None:
+        raise RuntimeError(f"no plan of the controller within {PLAN_S:g} s")
+    return first
+
+
 def training(options):
     compressed = [name for name in PLANS if name != "weir_dense"]
     for rate in options.rates:
         target = None
-        for name in [f"bf16_{options.dense}", f"power_sgd_{options.dense}", *compressed]:
+        for name in [f"bf16_{options.dense}", f"power_sgd_{options.dense}", *compressed, "weir_adaptive"]:
             row = {"part": "training", "model": "gpt", "rate_mbps": rate, "variant": name, "steps": options.steps}
-
-            def work(name=name):
-                variant, losses = Variant(options, name, "gpt", rate), []
-                try:
-                    begin = time.perf_counter()
-                    for _ in range(options.steps):
-                        losses.append((float(variant.step().detach()), time.perf_counter() - begin))
-                    return losses
-                finally:
-                    variant.close()
-            losses = attempt(options, row, work)
+            with contextlib.ExitStack() as stack:
+                agent = start_control_plane(options, stack, row) if name == "weir_adaptive" else ""
+                losses = None if agent is None else attempt(options, row, lambda: train(options, row, agent))
             if losses is None:
                 continue
             means = [sum(l for l, _ in losses[max(0, i - 7):i + 1]) / min(8, i + 1) for i in range(len(losses))]
@@ -402,6 +468,7 @@ def rank_main(options):
     else:
         torch.set_num_threads(1)
     options.failed = False
+    os.environ.pop("LD_PRELOAD", None)  # is loaded, and is not for the programs that this one starts
     dist.init_process_group("gloo", init_method=f"file://{options.folder}/store", rank=options.rank,
                             world_size=WORLD, timeout=datetime.timedelta(seconds=OPERATION_S))
     options.control = dist.group.WORLD
@@ -464,6 +531,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="of steps, for each row")
     parser.add_argument("--turns", type=int, default=20, help="measured backward passes")
     parser.add_argument("--steps", type=int, default=60, help="of a training")
+    parser.add_argument("--decide", type=float, default=10.0,
+                        help="seconds in which a controller finds better plans than its first")
     parser.add_argument("--deadline", type=float, default=240.0, help="seconds for everything")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
