@@ -31,7 +31,7 @@ struct NcclShares {
   double own_gpu = 0, peer = 0, wire = 0, arrival = 0;
 };
 
-/// What holds up transfers on a node.
+/// The cause that holds up transfers on a node.
 enum class NcclCause {
   kNone,
   kGpusLate,   // most other nodes wait for its GPUs
@@ -64,11 +64,11 @@ class NcclWatch {
   /// Takes the newest sums of a node. Sums that fall are those of an agent that has restarted: they
   /// begin another window. O(nodes) at the end of a window, else O(log nodes).
   void Add(double now_s, const std::string& node, const NcclObservation& sums);
-  /// What two windows of the node in a row have shown; it ends when two show something else, or
-  /// after kFreshS without any. GPUs are late if their share is kShareMin or more, and more than
-  /// half of the other nodes (at most kOthersMax, those next by name) have kApart less of it and
-  /// wait for data or room for kWaitingMin of their time. The wire binds if its share is kShareMin
-  /// or more. Nothing: neither.
+  /// The cause that two windows of the node in a row have shown. It ends when two show something
+  /// else, or after kFreshS without any. GPUs are late if their share is kShareMin or more, and
+  /// more than half of the other nodes (at most kOthersMax, those next by name) have kApart less of
+  /// it and wait for data or room for kWaitingMin of their time. The wire binds if its share is
+  /// kShareMin or more. Nothing: neither.
   std::optional<NcclConclusion> Of(const std::string& node, double now_s) const;
   size_t size() const { return nodes_.size(); }
 

@@ -16,8 +16,9 @@ namespace {
 constexpr NcclShares kLate = {.own_gpu = 0.9, .wire = 0.05, .arrival = 0.05};
 constexpr NcclShares kWaits = {.own_gpu = 0.4, .peer = 0.1, .wire = 0.1, .arrival = 0.4};
 constexpr NcclShares kSends = {.own_gpu = 0.1, .peer = 0.1, .wire = 0.7, .arrival = 0.1};
-// As where all hosts run ahead of their GPUs: the same share of the own GPU as on a late node.
-constexpr NcclShares kAlike = {.own_gpu = 0.8, .arrival = 0.2};
+// As where all hosts run ahead of their GPUs.
+constexpr NcclShares kAlike = {.own_gpu = 0.55, .arrival = 0.45};
+constexpr NcclShares kHardlyMore = {.own_gpu = 0.65, .arrival = 0.35};
 
 class NcclWatchTest : public testing::Test {
  protected:
@@ -84,10 +85,16 @@ TEST_F(NcclWatchTest, ANodeIsLateWhenTwoWindowsInARowShowIt) {
 }
 
 TEST_F(NcclWatchTest, AShareIsNoEvidenceWithoutOthersThatWait) {
-  const std::map<std::string, NcclShares> alike = {{"a", kAlike}, {"b", kAlike}, {"c", kAlike}};
+  const std::map<std::string, NcclShares> alike = {
+      {"a", kAlike}, {"b", kHardlyMore}, {"c", kAlike}};
   Begin(alike);
   Run(4, alike);
   EXPECT_EQ(CauseOn("b"), NcclCause::kNone);
+  const std::map<std::string, NcclShares> mostly_wait = {{"a", {.own_gpu = 0.1, .arrival = 0.9}},
+                                                         {"b", {.own_gpu = 0.45, .arrival = 0.55}},
+                                                         {"c", {.own_gpu = 0.1, .arrival = 0.9}}};
+  Run(4, mostly_wait);
+  EXPECT_EQ(CauseOn("b"), NcclCause::kNone) << "b waits for the others most of the time, too";
   const std::map<std::string, NcclShares> busy = {{"a", kSends}, {"b", kLate}, {"c", kSends}};
   Run(4, busy);
   EXPECT_EQ(CauseOn("b"), NcclCause::kNone) << "the others wait for the network, not for it";
@@ -132,19 +139,34 @@ TEST_F(NcclWatchTest, TheWireBindsWhereTransfersWaitForItMostly) {
 }
 
 TEST_F(NcclWatchTest, AnAgentThatRestartsBeginsAnotherWindow) {
+  Begin(quiet_);
+  Run(4, quiet_);
+  sums_["b"] = {};
+  Run(2, late_b_);
+  EXPECT_EQ(CauseOn("b"), NcclCause::kNone) << "its first sums only begin a window";
+  Run(1, late_b_);
+  const auto late = watch_.Of("b", now_s_);
+  ASSERT_TRUE(late.has_value());
+  EXPECT_EQ(late->cause, NcclCause::kGpusLate);
+  EXPECT_NEAR(late->shares.own_gpu, 0.9, 1e-9);
+}
+
+TEST_F(NcclWatchTest, ANodeWithoutOperationsLosesItsConclusion) {
   Begin(late_b_);
   Run(3, late_b_);
   ASSERT_EQ(CauseOn("b"), NcclCause::kGpusLate);
-  sums_["b"] = {};
-  Run(1, late_b_);  // the first heartbeat of the new agent begins the window
-  EXPECT_EQ(CauseOn("b"), NcclCause::kGpusLate);
-  EXPECT_NEAR(watch_.Of("b", now_s_)->shares.own_gpu, 0.9, 1e-9);
+  const std::map<std::string, NcclShares> others = {{"a", kWaits}, {"c", kWaits}, {"d", kWaits}};
+  for (int window = 0; window < 7; ++window) {
+    Run(1, others);
+    watch_.Add(now_s_, "b", sums_["b"]);  // its agent lives, and NCCL rests
+  }
+  EXPECT_EQ(CauseOn("b"), NcclCause::kNone);
+  EXPECT_EQ(watch_.size(), 4u);
+  watch_.Add(now_s_, "b", sums_["b"]);
+  Run(1, late_b_);
+  EXPECT_EQ(CauseOn("b"), NcclCause::kNone) << "one window";
   Run(2, late_b_);
   EXPECT_EQ(CauseOn("b"), NcclCause::kGpusLate);
-  EXPECT_NEAR(watch_.Of("b", now_s_)->shares.own_gpu, 0.9, 1e-9);
-  EXPECT_NEAR(watch_.Of("b", now_s_)->shares.own_gpu + watch_.Of("b", now_s_)->shares.wire +
-                  watch_.Of("b", now_s_)->shares.arrival,
-              1, 1e-9);
 }
 
 TEST_F(NcclWatchTest, SilenceEndsItAndForgetsTheNode) {
