@@ -3,10 +3,12 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <utility>
+#include <vector>
 
 #include "datapath/base/check.h"
 #include "datapath/base/mutex.h"
@@ -19,6 +21,11 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(ot
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  return *this;
+}
+
+Graph& Graph::operator=(Graph&& other) noexcept {
+  std::swap(handle_, other.handle_);
   return *this;
 }
 
@@ -155,12 +162,16 @@ int DeviceCount() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 UseDevice::UseDevice(int ordinal) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) mode_ = mode;
   int current = -1;
   if (cudaGetDevice(&current) != cudaSuccess || current == ordinal) return;
   if (cudaSetDevice(ordinal) == cudaSuccess) before_ = current;
 }
 UseDevice::~UseDevice() {
   if (before_ >= 0) (void)cudaSetDevice(before_);
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  if (mode_ >= 0) (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 StatusOr<OwnStream> OwnStream::Make() {
   OwnStream stream;
@@ -175,17 +186,78 @@ OwnStream::~OwnStream() {
 }
 bool IsCaptured(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(HandleOf(stream), &status) == cudaSuccess &&
-         status != cudaStreamCaptureStatusNone;
+  const cudaError_t found = cudaStreamIsCapturing(HandleOf(stream), &status);
+  if (found == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  (void)cudaGetLastError();
+  // The default stream, whose work would spoil what another stream records.
+  return found == cudaErrorStreamCaptureImplicit;
+}
+namespace {
+
+/// Takes over `recorded`.
+StatusOr<cudaGraphExec_t> Instantiate(cudaGraph_t recorded) {
+  cudaGraphExec_t made = nullptr;
+  const cudaError_t error = cudaGraphInstantiateWithFlags(&made, recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  WEIR_RETURN_IF_ERROR(CudaStatus(error, "cudaGraphInstantiateWithFlags"));
+  return made;
+}
+
+}  // namespace
+
+StatusOr<Graph> Graph::Record(Stream stream, const std::function<Status()>& queue) {
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamBeginCapture(HandleOf(stream), cudaStreamCaptureModeGlobal),
+                 "cudaStreamBeginCapture"));
+  const Status queued = queue();
+  cudaGraph_t recorded = nullptr;
+  const Status ended =
+      CudaStatus(cudaStreamEndCapture(HandleOf(stream), &recorded), "cudaStreamEndCapture");
+  if (!queued.ok()) {
+    if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+    return queued;
+  }
+  WEIR_RETURN_IF_ERROR(ended);
+  Graph graph;
+  WEIR_ASSIGN_OR_RETURN(graph.handle_, Instantiate(recorded));
+  return graph;
+}
+Graph::~Graph() {
+  if (handle_ != nullptr) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_));
+}
+Status Graph::Launch(Stream stream) const {
+  return CudaStatus(cudaGraphLaunch(static_cast<cudaGraphExec_t>(handle_), HandleOf(stream)),
+                    "cudaGraphLaunch");
 }
 
 #else
 
 StatusOr<std::string> DeviceName() { return std::string("host"); }
 
+namespace {
+
+/// The graphs that all threads record, and the calls that they forbid.
+struct Recordings {
+  std::atomic<int> running = 0;
+  std::atomic<uint64_t> forbidden_calls = 0;
+};
+Recordings& AllRecordings() {
+  static Recordings all;
+  return all;
+}
+thread_local int devices_in_use = 0;  // UseDevice of this thread
+
+/// Called by what CUDA forbids every thread while one records a graph, except in UseDevice.
+void SpoilRecordings() {
+  if (devices_in_use == 0 && AllRecordings().running > 0) ++AllRecordings().forbidden_calls;
+}
+
+}  // namespace
+
 StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
   DeviceBuffer buffer;
   if (bytes == 0) return buffer;
+  SpoilRecordings();
   // The exact number of bytes, so that a sanitizer sees an access past the end.
   void* data = nullptr;
   if (posix_memalign(&data, 256, bytes) != 0) {
@@ -200,6 +272,7 @@ DeviceBuffer::~DeviceBuffer() { std::free(data_); }
 
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
   PinnedBuffer buffer;
+  SpoilRecordings();
   buffer.data_ = static_cast<std::byte*>(std::malloc(bytes));
   if (buffer.data_ == nullptr) return ResourceExhausted(StrCat("memory: ", bytes, " bytes"));
   return buffer;
@@ -209,18 +282,31 @@ PinnedBuffer::~PinnedBuffer() { std::free(data_); }
 
 namespace {
 
+/// Returns whether it is done, and is asked again until then.
+using HostWork = std::function<bool()>;
+
 /// The work that an OwnStream was given and has not begun.
 class HostQueue {
  public:
-  /// `work` returns whether it is done, and is asked again until then.
-  void Add(std::function<bool()> work) {
+  void Add(HostWork work) {
     MutexLock lock(mutex_);
+    if (records_) return recorded_.push_back(std::move(work));
     waiting_.push_back(std::move(work));
     ++given_;
   }
   uint64_t given() {
     MutexLock lock(mutex_);
     return given_;
+  }
+  bool records() {
+    MutexLock lock(mutex_);
+    return records_;
+  }
+  /// From now on work is recorded, or not any more. Returns what was recorded so far.
+  std::vector<HostWork> Record(bool records) {
+    MutexLock lock(mutex_);
+    records_ = records;
+    return std::exchange(recorded_, {});
   }
   /// Does the first `count` of all work ever given, as far as it is not done.
   void RunUntil(uint64_t count) {
@@ -234,7 +320,7 @@ class HostQueue {
   /// Does one of these at most, unless all were done before.
   Ran RunOneUntil(uint64_t count) {
     MutexLock running(running_);
-    std::function<bool()> work;
+    HostWork work;
     {
       MutexLock lock(mutex_);
       if (given_ - waiting_.size() >= count) return Ran::kAllBefore;
@@ -250,7 +336,9 @@ class HostQueue {
  private:
   Mutex running_;  // while work is done, in its order
   Mutex mutex_;
-  std::deque<std::function<bool()> > waiting_ WEIR_GUARDED_BY(mutex_);
+  std::deque<HostWork> waiting_ WEIR_GUARDED_BY(mutex_);
+  std::vector<HostWork> recorded_ WEIR_GUARDED_BY(mutex_);
+  bool records_ WEIR_GUARDED_BY(mutex_) = false;
   uint64_t given_ WEIR_GUARDED_BY(mutex_) = 0;
 };
 
@@ -284,6 +372,7 @@ StatusOr<OwnStream> OwnStream::Make() {
   return stream;
 }
 OwnStream::~OwnStream() {
+  if (handle_ == nullptr) return;
   (void)Synchronise(get());
   delete static_cast<SharedQueue*>(handle_);
 }
@@ -292,27 +381,40 @@ namespace {
 struct HostEvent {
   SharedQueue queue;  // null: done
   uint64_t count;     // of its work
+  bool recorded;      // a part of a graph
 };
+
+Status Recorded() {
+  ++AllRecordings().forbidden_calls;
+  return Unavailable("a stream that records a graph does no work that one could wait for");
+}
 
 }  // namespace
 
 StatusOr<Event> Event::Record(Stream stream) {
   Event event;
   const SharedQueue queue = QueueOf(stream);
-  event.handle_ = new HostEvent{queue, queue == nullptr ? 0 : queue->given()};
+  event.handle_ =
+      queue == nullptr ? new HostEvent{} : new HostEvent{queue, queue->given(), queue->records()};
   return event;
 }
 Event::~Event() { delete static_cast<HostEvent*>(handle_); }
 StatusOr<bool> Event::IsDone() const {
   const auto* const event = static_cast<const HostEvent*>(handle_);
+  SpoilRecordings();
+  if (event->recorded) return Recorded();
   return event->queue == nullptr ||
          event->queue->RunOneUntil(event->count) == HostQueue::Ran::kAllBefore;
 }
 int DeviceCount() { return 1; }
-UseDevice::UseDevice(int) {}
-UseDevice::~UseDevice() = default;
+UseDevice::UseDevice(int) { ++devices_in_use; }
+UseDevice::~UseDevice() { --devices_in_use; }
 Status Synchronise(Stream stream) {
-  if (const SharedQueue queue = QueueOf(stream); queue != nullptr) queue->RunUntil(queue->given());
+  SpoilRecordings();
+  const SharedQueue queue = QueueOf(stream);
+  if (queue == nullptr) return OkStatus();
+  if (queue->records()) return Recorded();
+  queue->RunUntil(queue->given());
   return OkStatus();
 }
 
@@ -330,7 +432,37 @@ Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
   if (bytes > 0) RunOnHost(stream, [=] { std::memset(to, octet, bytes); });
   return OkStatus();
 }
-bool IsCaptured(Stream) { return false; }
+bool IsCaptured(Stream stream) {
+  const SharedQueue queue = QueueOf(stream);
+  return queue != nullptr && queue->records();
+}
+
+StatusOr<Graph> Graph::Record(Stream stream, const std::function<Status()>& queue) {
+  const SharedQueue recorder = QueueOf(stream);
+  WEIR_CHECK(recorder != nullptr);
+  Recordings& all = AllRecordings();
+  const uint64_t before = all.forbidden_calls;
+  ++all.running;
+  (void)recorder->Record(true);
+  const Status queued = queue();
+  Graph graph;
+  graph.handle_ = new std::vector<HostWork>(recorder->Record(false));
+  --all.running;
+  WEIR_RETURN_IF_ERROR(queued);
+  if (all.forbidden_calls != before) {
+    return Unavailable("a call that is forbidden while a graph is recorded");
+  }
+  return graph;
+}
+Graph::~Graph() { delete static_cast<std::vector<HostWork>*>(handle_); }
+Status Graph::Launch(Stream stream) const {
+  for (const HostWork& work : *static_cast<const std::vector<HostWork>*>(handle_)) {
+    RunOnHost(stream, [work] {
+      while (!work()) sched_yield();
+    });
+  }
+  return OkStatus();
+}
 
 #endif
 

@@ -16,6 +16,8 @@
 
 namespace weir::cuda::test {
 
+inline bool OnHost() { return DeviceName().value() == "host"; }
+
 /// Memory of the device with a copy of `values`.
 template <class T>
 class OnDevice {
