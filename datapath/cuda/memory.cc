@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(ot
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(stream_, other.stream_);
   return *this;
 }
 
@@ -50,6 +52,7 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
 
 Status CudaStatus(int error, const char* call) {
   if (error == cudaSuccess) return OkStatus();
+  (void)cudaGetLastError();  // or the next launch would report it, too
   const auto code = static_cast<cudaError_t>(error);
   const std::string message = StrCat(call, ": ", cudaGetErrorString(code));
   return code == cudaErrorMemoryAllocation ? ResourceExhausted(message) : Unavailable(message);
@@ -77,17 +80,82 @@ StatusOr<std::string> DeviceName() {
   return std::string(properties.name);
 }
 
+namespace {
+
+/// The source of Weir's memory on a device. cudaFree waits for all work of the device, the
+/// training's too; CUDA's pools do not.
+struct MemorySource {
+  cudaMemPool_t pool = nullptr;   // null: the device has none
+  cudaStream_t stream = nullptr;  // of allocations and releases only, so that it never has to wait
+};
+
+/// The memory that a pool keeps after its release, beyond what is in use.
+constexpr uint64_t kReservedBytesMax = uint64_t{256} << 20;
+
+Status Create(int device, MemorySource* source) {
+  int has_pools = 0;
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device),
+                 "cudaDeviceGetAttribute"));
+  if (has_pools == 0) return OkStatus();
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, device};
+  uint64_t reserved = kReservedBytesMax;
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemPoolCreate(&source->pool, &properties), "cudaMemPoolCreate"));
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemPoolSetAttribute(source->pool, cudaMemPoolAttrReleaseThreshold, &reserved),
+                 "cudaMemPoolSetAttribute"));
+  return CudaStatus(cudaStreamCreateWithFlags(&source->stream, cudaStreamNonBlocking),
+                    "cudaStreamCreateWithFlags");
+}
+
+/// That of the current device.
+StatusOr<MemorySource> Source() {
+  // Never destroyed, because buffers may outlive static destructors.
+  static Mutex& mutex = *new Mutex();
+  static auto& sources = *new std::map<int, MemorySource>();
+  int device = 0;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "cudaGetDevice"));
+  MutexLock lock(mutex);
+  const auto found = sources.find(device);
+  if (found != sources.end()) return found->second;
+  MemorySource source;
+  WEIR_RETURN_IF_ERROR(Create(device, &source));
+  return sources[device] = source;
+}
+
+}  // namespace
+
 StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
   DeviceBuffer buffer;
+  if (bytes == 0) return buffer;
+  WEIR_ASSIGN_OR_RETURN(const MemorySource source, Source());
   void* data = nullptr;
-  if (bytes > 0) WEIR_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "cudaMalloc"));
+  if (source.pool == nullptr) {
+    WEIR_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "cudaMalloc"));
+  } else {
+    WEIR_RETURN_IF_ERROR(
+        CudaStatus(cudaMallocFromPoolAsync(&data, bytes, source.pool, source.stream),
+                   "cudaMallocFromPoolAsync"));
+    buffer.stream_ = source.stream;
+  }
   buffer.data_ = static_cast<std::byte*>(data);
   buffer.size_ = bytes;
+  if (source.pool != nullptr) {  // other streams may use it from now on
+    WEIR_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(source.stream), "cudaStreamSynchronize"));
+  }
   return buffer;
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) (void)cudaFree(data_);
+  if (data_ == nullptr) return;
+  if (stream_ != nullptr) {
+    (void)CudaStatus(cudaFreeAsync(data_, static_cast<cudaStream_t>(stream_)), "cudaFreeAsync");
+  } else {
+    (void)CudaStatus(cudaFree(data_), "cudaFree");
+  }
 }
 
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
@@ -153,7 +221,10 @@ Event::~Event() {
 }
 StatusOr<bool> Event::IsDone() const {
   const cudaError_t found = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
-  if (found == cudaErrorNotReady) return false;
+  if (found == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // it is no error, but the next launch would take it for its own
+    return false;
+  }
   WEIR_RETURN_IF_ERROR(CudaStatus(found, "cudaEventQuery"));
   return true;
 }

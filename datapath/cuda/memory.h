@@ -16,7 +16,8 @@ namespace weir::cuda {
 /// The name of the current device; kUnavailable: there is none. Built for the host: "host".
 StatusOr<std::string> DeviceName();
 
-/// Memory of the current device, aligned to 256 octets. Not copyable.
+/// Memory of the current device, aligned to 256 octets. Nothing on the device may use it any more
+/// when it is destroyed, which does not wait. Not copyable.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -34,6 +35,7 @@ class DeviceBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  [[maybe_unused]] void* stream_ = nullptr;  // in whose order the memory is freed, if any
 };
 
 /// Host memory to and from which the device copies without a wait. Not copyable.
