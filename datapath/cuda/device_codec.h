@@ -59,6 +59,7 @@ struct DeviceCall {
 /// return; only Resolve waits. Spans of floats and payloads are device memory, payloads aligned to
 /// kDeviceAlignment. Deterministic: for the same input, call and device the same bytes.
 /// Errors of all calls: kInvalidArgument: parameters, world, alignment or sizes are wrong;
+/// kFailedPrecondition: the stream records a CUDA graph, of which the codec cannot be a part;
 /// kUnavailable: CUDA failed.
 class DeviceCodec {
  public:

@@ -3,10 +3,13 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "datapath/base/check.h"
 #include "datapath/base/mutex.h"
@@ -19,6 +22,12 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(ot
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(stream_, other.stream_);
+  return *this;
+}
+
+Graph& Graph::operator=(Graph&& other) noexcept {
+  std::swap(handle_, other.handle_);
   return *this;
 }
 
@@ -43,6 +52,7 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
 
 Status CudaStatus(int error, const char* call) {
   if (error == cudaSuccess) return OkStatus();
+  (void)cudaGetLastError();  // or the next launch would report it, too
   const auto code = static_cast<cudaError_t>(error);
   const std::string message = StrCat(call, ": ", cudaGetErrorString(code));
   return code == cudaErrorMemoryAllocation ? ResourceExhausted(message) : Unavailable(message);
@@ -70,17 +80,82 @@ StatusOr<std::string> DeviceName() {
   return std::string(properties.name);
 }
 
+namespace {
+
+/// The source of Weir's memory on a device. cudaFree waits for all work of the device, the
+/// training's too; CUDA's pools do not.
+struct MemorySource {
+  cudaMemPool_t pool = nullptr;   // null: the device has none
+  cudaStream_t stream = nullptr;  // of allocations and releases only, so that it never has to wait
+};
+
+/// The memory that a pool keeps after its release, beyond what is in use.
+constexpr uint64_t kReservedBytesMax = uint64_t{256} << 20;
+
+Status Create(int device, MemorySource* source) {
+  int has_pools = 0;
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device),
+                 "cudaDeviceGetAttribute"));
+  if (has_pools == 0) return OkStatus();
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, device};
+  uint64_t reserved = kReservedBytesMax;
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemPoolCreate(&source->pool, &properties), "cudaMemPoolCreate"));
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaMemPoolSetAttribute(source->pool, cudaMemPoolAttrReleaseThreshold, &reserved),
+                 "cudaMemPoolSetAttribute"));
+  return CudaStatus(cudaStreamCreateWithFlags(&source->stream, cudaStreamNonBlocking),
+                    "cudaStreamCreateWithFlags");
+}
+
+/// That of the current device.
+StatusOr<MemorySource> Source() {
+  // Never destroyed, because buffers may outlive static destructors.
+  static Mutex& mutex = *new Mutex();
+  static auto& sources = *new std::map<int, MemorySource>();
+  int device = 0;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "cudaGetDevice"));
+  MutexLock lock(mutex);
+  const auto found = sources.find(device);
+  if (found != sources.end()) return found->second;
+  MemorySource source;
+  WEIR_RETURN_IF_ERROR(Create(device, &source));
+  return sources[device] = source;
+}
+
+}  // namespace
+
 StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
   DeviceBuffer buffer;
+  if (bytes == 0) return buffer;
+  WEIR_ASSIGN_OR_RETURN(const MemorySource source, Source());
   void* data = nullptr;
-  if (bytes > 0) WEIR_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "cudaMalloc"));
+  if (source.pool == nullptr) {
+    WEIR_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "cudaMalloc"));
+  } else {
+    WEIR_RETURN_IF_ERROR(
+        CudaStatus(cudaMallocFromPoolAsync(&data, bytes, source.pool, source.stream),
+                   "cudaMallocFromPoolAsync"));
+    buffer.stream_ = source.stream;
+  }
   buffer.data_ = static_cast<std::byte*>(data);
   buffer.size_ = bytes;
+  if (source.pool != nullptr) {  // other streams may use it from now on
+    WEIR_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(source.stream), "cudaStreamSynchronize"));
+  }
   return buffer;
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) (void)cudaFree(data_);
+  if (data_ == nullptr) return;
+  if (stream_ != nullptr) {
+    (void)CudaStatus(cudaFreeAsync(data_, static_cast<cudaStream_t>(stream_)), "cudaFreeAsync");
+  } else {
+    (void)CudaStatus(cudaFree(data_), "cudaFree");
+  }
 }
 
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
@@ -146,7 +221,10 @@ Event::~Event() {
 }
 StatusOr<bool> Event::IsDone() const {
   const cudaError_t found = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
-  if (found == cudaErrorNotReady) return false;
+  if (found == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // it is no error, but the next launch would take it for its own
+    return false;
+  }
   WEIR_RETURN_IF_ERROR(CudaStatus(found, "cudaEventQuery"));
   return true;
 }
@@ -155,12 +233,16 @@ int DeviceCount() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 UseDevice::UseDevice(int ordinal) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) mode_ = mode;
   int current = -1;
   if (cudaGetDevice(&current) != cudaSuccess || current == ordinal) return;
   if (cudaSetDevice(ordinal) == cudaSuccess) before_ = current;
 }
 UseDevice::~UseDevice() {
   if (before_ >= 0) (void)cudaSetDevice(before_);
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  if (mode_ >= 0) (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 StatusOr<OwnStream> OwnStream::Make() {
   OwnStream stream;
@@ -175,17 +257,78 @@ OwnStream::~OwnStream() {
 }
 bool IsCaptured(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(HandleOf(stream), &status) == cudaSuccess &&
-         status != cudaStreamCaptureStatusNone;
+  const cudaError_t found = cudaStreamIsCapturing(HandleOf(stream), &status);
+  if (found == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  (void)cudaGetLastError();
+  // The default stream, whose work would spoil what another stream records.
+  return found == cudaErrorStreamCaptureImplicit;
+}
+namespace {
+
+/// Takes over `recorded`.
+StatusOr<cudaGraphExec_t> Instantiate(cudaGraph_t recorded) {
+  cudaGraphExec_t made = nullptr;
+  const cudaError_t error = cudaGraphInstantiateWithFlags(&made, recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  WEIR_RETURN_IF_ERROR(CudaStatus(error, "cudaGraphInstantiateWithFlags"));
+  return made;
+}
+
+}  // namespace
+
+StatusOr<Graph> Graph::Record(Stream stream, const std::function<Status()>& queue) {
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamBeginCapture(HandleOf(stream), cudaStreamCaptureModeGlobal),
+                 "cudaStreamBeginCapture"));
+  const Status queued = queue();
+  cudaGraph_t recorded = nullptr;
+  const Status ended =
+      CudaStatus(cudaStreamEndCapture(HandleOf(stream), &recorded), "cudaStreamEndCapture");
+  if (!queued.ok()) {
+    if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+    return queued;
+  }
+  WEIR_RETURN_IF_ERROR(ended);
+  Graph graph;
+  WEIR_ASSIGN_OR_RETURN(graph.handle_, Instantiate(recorded));
+  return graph;
+}
+Graph::~Graph() {
+  if (handle_ != nullptr) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_));
+}
+Status Graph::Launch(Stream stream) const {
+  return CudaStatus(cudaGraphLaunch(static_cast<cudaGraphExec_t>(handle_), HandleOf(stream)),
+                    "cudaGraphLaunch");
 }
 
 #else
 
 StatusOr<std::string> DeviceName() { return std::string("host"); }
 
+namespace {
+
+/// The graphs that all threads record, and the calls that they forbid.
+struct Recordings {
+  std::atomic<int> running = 0;
+  std::atomic<uint64_t> forbidden_calls = 0;
+};
+Recordings& AllRecordings() {
+  static Recordings all;
+  return all;
+}
+thread_local int devices_in_use = 0;  // UseDevice of this thread
+
+/// Called by what CUDA forbids every thread while one records a graph, except in UseDevice.
+void SpoilRecordings() {
+  if (devices_in_use == 0 && AllRecordings().running > 0) ++AllRecordings().forbidden_calls;
+}
+
+}  // namespace
+
 StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
   DeviceBuffer buffer;
   if (bytes == 0) return buffer;
+  SpoilRecordings();
   // The exact number of bytes, so that a sanitizer sees an access past the end.
   void* data = nullptr;
   if (posix_memalign(&data, 256, bytes) != 0) {
@@ -200,6 +343,7 @@ DeviceBuffer::~DeviceBuffer() { std::free(data_); }
 
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
   PinnedBuffer buffer;
+  SpoilRecordings();
   buffer.data_ = static_cast<std::byte*>(std::malloc(bytes));
   if (buffer.data_ == nullptr) return ResourceExhausted(StrCat("memory: ", bytes, " bytes"));
   return buffer;
@@ -209,18 +353,31 @@ PinnedBuffer::~PinnedBuffer() { std::free(data_); }
 
 namespace {
 
+/// Returns whether it is done, and is asked again until then.
+using HostWork = std::function<bool()>;
+
 /// The work that an OwnStream was given and has not begun.
 class HostQueue {
  public:
-  /// `work` returns whether it is done, and is asked again until then.
-  void Add(std::function<bool()> work) {
+  void Add(HostWork work) {
     MutexLock lock(mutex_);
+    if (records_) return recorded_.push_back(std::move(work));
     waiting_.push_back(std::move(work));
     ++given_;
   }
   uint64_t given() {
     MutexLock lock(mutex_);
     return given_;
+  }
+  bool records() {
+    MutexLock lock(mutex_);
+    return records_;
+  }
+  /// From now on work is recorded, or not any more. Returns what was recorded so far.
+  std::vector<HostWork> Record(bool records) {
+    MutexLock lock(mutex_);
+    records_ = records;
+    return std::exchange(recorded_, {});
   }
   /// Does the first `count` of all work ever given, as far as it is not done.
   void RunUntil(uint64_t count) {
@@ -234,7 +391,7 @@ class HostQueue {
   /// Does one of these at most, unless all were done before.
   Ran RunOneUntil(uint64_t count) {
     MutexLock running(running_);
-    std::function<bool()> work;
+    HostWork work;
     {
       MutexLock lock(mutex_);
       if (given_ - waiting_.size() >= count) return Ran::kAllBefore;
@@ -250,7 +407,9 @@ class HostQueue {
  private:
   Mutex running_;  // while work is done, in its order
   Mutex mutex_;
-  std::deque<std::function<bool()> > waiting_ WEIR_GUARDED_BY(mutex_);
+  std::deque<HostWork> waiting_ WEIR_GUARDED_BY(mutex_);
+  std::vector<HostWork> recorded_ WEIR_GUARDED_BY(mutex_);
+  bool records_ WEIR_GUARDED_BY(mutex_) = false;
   uint64_t given_ WEIR_GUARDED_BY(mutex_) = 0;
 };
 
@@ -284,6 +443,7 @@ StatusOr<OwnStream> OwnStream::Make() {
   return stream;
 }
 OwnStream::~OwnStream() {
+  if (handle_ == nullptr) return;
   (void)Synchronise(get());
   delete static_cast<SharedQueue*>(handle_);
 }
@@ -292,27 +452,40 @@ namespace {
 struct HostEvent {
   SharedQueue queue;  // null: done
   uint64_t count;     // of its work
+  bool recorded;      // a part of a graph
 };
+
+Status Recorded() {
+  ++AllRecordings().forbidden_calls;
+  return Unavailable("a stream that records a graph does no work that one could wait for");
+}
 
 }  // namespace
 
 StatusOr<Event> Event::Record(Stream stream) {
   Event event;
   const SharedQueue queue = QueueOf(stream);
-  event.handle_ = new HostEvent{queue, queue == nullptr ? 0 : queue->given()};
+  event.handle_ =
+      queue == nullptr ? new HostEvent{} : new HostEvent{queue, queue->given(), queue->records()};
   return event;
 }
 Event::~Event() { delete static_cast<HostEvent*>(handle_); }
 StatusOr<bool> Event::IsDone() const {
   const auto* const event = static_cast<const HostEvent*>(handle_);
+  SpoilRecordings();
+  if (event->recorded) return Recorded();
   return event->queue == nullptr ||
          event->queue->RunOneUntil(event->count) == HostQueue::Ran::kAllBefore;
 }
 int DeviceCount() { return 1; }
-UseDevice::UseDevice(int) {}
-UseDevice::~UseDevice() = default;
+UseDevice::UseDevice(int) { ++devices_in_use; }
+UseDevice::~UseDevice() { --devices_in_use; }
 Status Synchronise(Stream stream) {
-  if (const SharedQueue queue = QueueOf(stream); queue != nullptr) queue->RunUntil(queue->given());
+  SpoilRecordings();
+  const SharedQueue queue = QueueOf(stream);
+  if (queue == nullptr) return OkStatus();
+  if (queue->records()) return Recorded();
+  queue->RunUntil(queue->given());
   return OkStatus();
 }
 
@@ -330,7 +503,37 @@ Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
   if (bytes > 0) RunOnHost(stream, [=] { std::memset(to, octet, bytes); });
   return OkStatus();
 }
-bool IsCaptured(Stream) { return false; }
+bool IsCaptured(Stream stream) {
+  const SharedQueue queue = QueueOf(stream);
+  return queue != nullptr && queue->records();
+}
+
+StatusOr<Graph> Graph::Record(Stream stream, const std::function<Status()>& queue) {
+  const SharedQueue recorder = QueueOf(stream);
+  WEIR_CHECK(recorder != nullptr);
+  Recordings& all = AllRecordings();
+  const uint64_t before = all.forbidden_calls;
+  ++all.running;
+  (void)recorder->Record(true);
+  const Status queued = queue();
+  Graph graph;
+  graph.handle_ = new std::vector<HostWork>(recorder->Record(false));
+  --all.running;
+  WEIR_RETURN_IF_ERROR(queued);
+  if (all.forbidden_calls != before) {
+    return Unavailable("a call that is forbidden while a graph is recorded");
+  }
+  return graph;
+}
+Graph::~Graph() { delete static_cast<std::vector<HostWork>*>(handle_); }
+Status Graph::Launch(Stream stream) const {
+  for (const HostWork& work : *static_cast<const std::vector<HostWork>*>(handle_)) {
+    RunOnHost(stream, [work] {
+      while (!work()) sched_yield();
+    });
+  }
+  return OkStatus();
+}
 
 #endif
 

@@ -3,6 +3,7 @@
 // Memory of the device and copies to and from it. Built for the host, all of it is ordinary memory.
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,7 +16,8 @@ namespace weir::cuda {
 /// The name of the current device; kUnavailable: there is none. Built for the host: "host".
 StatusOr<std::string> DeviceName();
 
-/// Memory of the current device, aligned to 256 octets. Not copyable.
+/// Memory of the current device, aligned to 256 octets. Nothing on the device may use it any more
+/// when it is destroyed, which does not wait. Not copyable.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -33,6 +35,7 @@ class DeviceBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  [[maybe_unused]] void* stream_ = nullptr;  // in whose order the memory is freed, if any
 };
 
 /// Host memory to and from which the device copies without a wait. Not copyable.
@@ -87,7 +90,9 @@ class Event {
 
 /// The number of devices; 0: there are none, or no driver. Built for the host: 1.
 int DeviceCount();
-/// Makes device `ordinal` the current one of the calling thread, until it is destroyed.
+/// Makes device `ordinal` the current one of the calling thread, until it is destroyed. Meanwhile
+/// the thread may allocate and ask for events without spoiling a CUDA graph that another one
+/// records.
 class UseDevice {
  public:
   explicit UseDevice(int ordinal);
@@ -97,6 +102,7 @@ class UseDevice {
 
  private:
   [[maybe_unused]] int before_ = -1;  // the host's memory has no devices to choose from
+  [[maybe_unused]] int mode_ = -1;    // the thread's mode of capture before
 };
 
 /// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.
@@ -110,5 +116,26 @@ Status FillDevice(void* to, int octet, size_t bytes, Stream stream);
 Status Synchronise(Stream stream);
 /// Returns true while the stream records a CUDA graph, so that nothing may wait for it.
 bool IsCaptured(Stream stream);
+
+/// A CUDA graph: work that a stream has recorded instead of doing it. Weir records none; this is
+/// how tests do what a training loop does. Built for the host, a copy of the work is done. Not
+/// copyable.
+class Graph {
+ public:
+  Graph() = default;
+  /// Records the work that `queue` gives to `stream`, an OwnStream. Errors are those of `queue`.
+  /// kUnavailable: `queue`, or a thread outside of UseDevice, did what cannot be recorded, such as
+  /// waiting for the stream or allocating; or CUDA failed.
+  static StatusOr<Graph> Record(Stream stream, const std::function<Status()>& queue);
+  Graph(Graph&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept;
+  ~Graph();
+
+  /// Queues the work, whose arguments are those of the recording. kUnavailable: CUDA failed.
+  Status Launch(Stream stream) const;
+
+ private:
+  void* handle_ = nullptr;
+};
 
 }  // namespace weir::cuda

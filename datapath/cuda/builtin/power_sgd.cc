@@ -359,11 +359,7 @@ class DevicePowerSgd : public DeviceCodec {
     WEIR_ASSIGN_OR_RETURN(const DeviceLayout layout, LayoutOf(operands.gradient.size(), call));
     WEIR_RETURN_IF_ERROR(CheckEncode(*this, operands, call, out));
     WEIR_RETURN_IF_ERROR(CheckPinned(layout, call));
-    if (IsCaptured(call.stream)) {
-      return FailedPrecondition(StrCat(host_.Traits().name,
-                                       ": a part is made on the host, so it cannot be part of a "
-                                       "CUDA graph"));
-    }
+    WEIR_RETURN_IF_ERROR(RefuseCapture(call));
     WEIR_ASSIGN_OR_RETURN(const PassInput input, MakeInput(operands, call));
     const size_t first_bytes = layout.factors.first_floats * sizeof(float);
     if (call.context.round == 0) {
@@ -380,6 +376,7 @@ class DevicePowerSgd : public DeviceCodec {
     WEIR_ASSIGN_OR_RETURN(const DeviceLayout layout, LayoutOf(out.size(), call));
     WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(CheckPinned(layout, call));
+    WEIR_RETURN_IF_ERROR(RefuseCapture(call));
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(host_.Traits(), payload, layout.factors.bytes()));
     const std::span<const std::byte> on_host = call.payload_on_host;
     if (on_host.size() != payload.size()) {
@@ -409,6 +406,12 @@ class DevicePowerSgd : public DeviceCodec {
   }
   StatusOr<DeviceLayout> LayoutOf(size_t n, const DeviceCall& call) const {
     return DeviceLayout::Make(host_.Traits(), n, call.context);
+  }
+  /// kFailedPrecondition: the stream records a CUDA graph, which could not repeat the host's part.
+  Status RefuseCapture(const DeviceCall& call) const {
+    if (!IsCaptured(call.stream)) return OkStatus();
+    return FailedPrecondition(StrCat(
+        host_.Traits().name, ": a part is made on the host, so it cannot be part of a CUDA graph"));
   }
   Status CheckPinned(const DeviceLayout& layout, const DeviceCall& call) const {
     const size_t needed = RoomOf(layout.host_floats());

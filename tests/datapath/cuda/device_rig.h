@@ -16,6 +16,8 @@
 
 namespace weir::cuda::test {
 
+inline bool OnHost() { return DeviceName().value() == "host"; }
+
 /// Memory of the device with a copy of `values`.
 template <class T>
 class OnDevice {
@@ -29,6 +31,9 @@ class OnDevice {
     buffer_ = *std::move(made);
     WEIR_CHECK(FillDevice(buffer_.data(), 0xCD, count * sizeof(T), {}).ok());
   }
+  ~OnDevice() { (void)Synchronise({}); }  // work that a test did not wait for
+  OnDevice(OnDevice&&) = default;
+  OnDevice& operator=(OnDevice&&) = default;
   T* data() const { return reinterpret_cast<T*>(buffer_.data()); }
   std::span<T> span() const { return {data(), count_}; }
   std::vector<T> Read() const {

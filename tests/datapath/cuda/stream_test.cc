@@ -8,7 +8,7 @@
 namespace weir::cuda {
 namespace {
 
-bool OnHost() { return DeviceName().value() == "host"; }
+using test::OnHost;
 
 TEST(StreamTest, AnEventIsDoneWithTheWorkBeforeIt) {
   const std::vector<int> values(1000, 7);
