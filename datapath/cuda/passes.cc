@@ -92,6 +92,11 @@ struct AddWideLanes {
     sum[i] = static_cast<uint16_t>(sum[i] + addend[i]);
   }
 };
+struct AddFloatLanes {
+  float* sum;
+  const float* addend;
+  WEIR_DEVICE void operator()(size_t i) const { sum[i] += addend[i]; }
+};
 
 bool IsAligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % kDeviceAlignment == 0; }
 
@@ -183,6 +188,14 @@ Status AccumulateLanes(const DeviceCodec& codec, const DeviceCall& call, unsigne
   return ForEachElement(call.stream, sum.size(),
                         AddNarrowLanes{reinterpret_cast<uint8_t*>(sum.data()),
                                        reinterpret_cast<const uint8_t*>(addend.data()), tops});
+}
+
+Status AccumulateFloatLanes(const DeviceCodec& codec, const DeviceCall& call,
+                            std::span<std::byte> sum, std::span<const std::byte> addend) {
+  WEIR_RETURN_IF_ERROR(CheckLanes(codec, sum, addend, sizeof(float)));
+  return ForEachElement(call.stream, sum.size() / sizeof(float),
+                        AddFloatLanes{reinterpret_cast<float*>(sum.data()),
+                                      reinterpret_cast<const float*>(addend.data())});
 }
 
 Status MaxMagnitude(std::span<const float> gradient, std::span<const float> residual,

@@ -182,6 +182,9 @@ Status ForEachElement(Stream stream, size_t n, const Visit& visit) {
 /// sum += addend over lanes of `bits` bits; see kernels::AccumulateLanes.
 Status AccumulateLanes(const DeviceCodec& codec, const DeviceCall& call, unsigned bits,
                        std::span<std::byte> sum, std::span<const std::byte> addend);
+/// sum += addend over float32 lanes.
+Status AccumulateFloatLanes(const DeviceCodec& codec, const DeviceCall& call,
+                            std::span<std::byte> sum, std::span<const std::byte> addend);
 /// The bucket's maximum magnitude, or +infinity, to *maximum.
 Status MaxMagnitude(std::span<const float> gradient, std::span<const float> residual,
                     const DeviceCall& call, float* maximum);

@@ -400,6 +400,11 @@ class DevicePowerSgd : public DeviceCodec {
                             });
   }
 
+  Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,
+                    std::span<const std::byte> addend) const override {
+    return AccumulateFloatLanes(*this, call, sum, addend);
+  }
+
  private:
   static size_t RoomOf(size_t floats) {
     return (floats * sizeof(float) + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;

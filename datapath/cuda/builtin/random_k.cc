@@ -72,11 +72,6 @@ struct AddDrawn {
     }
   }
 };
-struct SumFloats {
-  float* sum;
-  const float* addend;
-  WEIR_DEVICE void operator()(size_t i) const { sum[i] += addend[i]; }
-};
 
 class DeviceRandomK : public DeviceCodec {
  public:
@@ -111,10 +106,7 @@ class DeviceRandomK : public DeviceCodec {
 
   Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,
                     std::span<const std::byte> addend) const override {
-    WEIR_RETURN_IF_ERROR(CheckLanes(*this, sum, addend, sizeof(float)));
-    return ForEachElement(call.stream, sum.size() / sizeof(float),
-                          SumFloats{reinterpret_cast<float*>(sum.data()),
-                                    reinterpret_cast<const float*>(addend.data())});
+    return AccumulateFloatLanes(*this, call, sum, addend);
   }
 
  private:

@@ -186,6 +186,33 @@ TEST_F(LowRankTest, ReadsTheGoldenBytesAndMakesThemToTheBound) {
   }
 }
 
+TEST_F(LowRankTest, AddsLanesAsTheHost) {
+  const Bucket bucket{{{700, 257}, {1, 300}}, 0.05};
+  const size_t n = SizeOf(bucket);
+  const EncodeContext context = ContextOf(bucket);
+  const auto payload_of = [&](uint64_t seed) {
+    return weir::test::EncodeOrDie(host(), weir::test::NormalVector(n, seed), context).payload;
+  };
+  const std::vector<std::byte> first = payload_of(1), second = payload_of(2);
+  std::vector<std::byte> expected = first;
+  host().Accumulate(context, expected, second);
+  ASSERT_NE(expected, first);
+  for (const Stream stream : Streams()) {
+    Caller caller(device(), context, n, stream);
+    const test::OnDevice<std::byte> sum{std::span<const std::byte>(first)},
+        addend{std::span<const std::byte>(second)};
+    ASSERT_TRUE(device().Accumulate(caller.call(), sum.span(), addend.span()).ok());
+    ASSERT_TRUE(Synchronise(stream).ok());
+    EXPECT_EQ(sum.Read(), expected);
+    const std::span<std::byte> lanes = sum.span();
+    EXPECT_EQ(device().Accumulate(caller.call(), lanes.first(8), addend.span().first(4)).code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(
+        device().Accumulate(caller.call(), lanes.subspan(1, 8), addend.span().first(8)).code(),
+        StatusCode::kInvalidArgument);
+  }
+}
+
 TEST_F(LowRankTest, NonFiniteInputSendsZerosInBothRounds) {
   const Bucket bucket{{{40, 50}, {1, 30}}, 0.1};
   const size_t n = SizeOf(bucket);
