@@ -303,8 +303,9 @@ weir_status weir_caller_sum_end(weir_session* session, uint64_t bucket,
                                 const weir_caller_sum* sum) {
   return Guard(session, [&]() -> Status {
     WEIR_ASSIGN_OR_RETURN(const weir_caller_sum c, ReadStruct(sum, "sum"));
-    if (!(c.network_s >= 0) || !(c.since_ready_s >= 0)) {
-      return InvalidArgument("network_s, since_ready_s: expected seconds of at least 0");
+    if (!(c.network_s >= 0) || !(c.since_ready_s >= 0) || !(c.ended_ago_s >= 0)) {
+      return InvalidArgument(
+          "network_s, since_ready_s, ended_ago_s: expected seconds of at least 0");
     }
     weir::CallerSum ended;
     ended.finite = c.finite != 0;
@@ -312,6 +313,7 @@ weir_status weir_caller_sum_end(weir_session* session, uint64_t bucket,
     if (c.error != nullptr) ended.status = weir::Aborted(c.error);
     ended.network = weir::FromSeconds(std::min(c.network_s, 1e6));
     ended.since_ready = weir::FromSeconds(std::min(c.since_ready_s, 1e6));
+    ended.ended_ago = weir::FromSeconds(std::min(c.ended_ago_s, 1e6));
     return session->current()->EndSum(bucket, ended);
   });
 }

@@ -292,6 +292,7 @@ typedef struct weir_caller_sum {
                            WEIR_NEEDS_SUM */
   double network_s;     /* from when the group could begin with this bucket until the end */
   double since_ready_s; /* from when the elements were complete until the end; 0: from begin */
+  double ended_ago_s;   /* since the end: an accelerator's sum may be looked at long after it */
 } weir_caller_sum;
 /* Ends the sum of the bucket. An error fails the session on all ranks, with the text. Thread-safe.
  * WEIR_FAILED_PRECONDITION: no sum of this bucket is in progress. */

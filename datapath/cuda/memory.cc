@@ -92,6 +92,26 @@ struct MemorySource {
 /// The memory that a pool keeps after its release, beyond what is in use.
 constexpr uint64_t kReservedBytesMax = uint64_t{256} << 20;
 
+/// Lets all devices that can reach this one use the pool's memory, as they may use that of
+/// cudaMalloc once a library has enabled it: NCCL's ranks of one process read each other's buffers.
+Status ShareWithPeers(int device, cudaMemPool_t pool) {
+  int devices = 0;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));
+  for (int peer = 0; peer < devices; ++peer) {
+    int reaches = 0;
+    if (peer == device) continue;
+    WEIR_RETURN_IF_ERROR(
+        CudaStatus(cudaDeviceCanAccessPeer(&reaches, peer, device), "cudaDeviceCanAccessPeer"));
+    if (reaches == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location = {cudaMemLocationTypeDevice, peer};
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    WEIR_RETURN_IF_ERROR(
+        CudaStatus(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess"));
+  }
+  return OkStatus();
+}
+
 Status Create(int device, MemorySource* source) {
   int has_pools = 0;
   WEIR_RETURN_IF_ERROR(
@@ -107,6 +127,7 @@ Status Create(int device, MemorySource* source) {
   WEIR_RETURN_IF_ERROR(
       CudaStatus(cudaMemPoolSetAttribute(source->pool, cudaMemPoolAttrReleaseThreshold, &reserved),
                  "cudaMemPoolSetAttribute"));
+  WEIR_RETURN_IF_ERROR(ShareWithPeers(device, source->pool));
   return CudaStatus(cudaStreamCreateWithFlags(&source->stream, cudaStreamNonBlocking),
                     "cudaStreamCreateWithFlags");
 }

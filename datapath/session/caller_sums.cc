@@ -77,14 +77,15 @@ Status Session::EndSum(uint64_t bucket, const CallerSum& sum) {
     op = *found;
     caller_sums_.erase(found);
   }
-  const TimePoint now = RealClock().Now();
+  const TimePoint ended = RealClock().Now() - sum.ended_ago;
   // The caller's group does not tell, so these are the bytes that the prior of its cost says.
   op->bytes_sent = static_cast<uint64_t>(op->collective->Traits().cost.payload.At(options_.world) *
                                          static_cast<double>(op->outcome.payload_bytes));
   op->outcome.network = sum.network;
   op->outcome.non_finite = !sum.finite;
-  op->times.network_begin = now - sum.network;
-  if (sum.since_ready > Duration(0)) op->times.submitted = now - sum.since_ready;
+  op->times.network_begin = ended - sum.network;
+  if (sum.since_ready > Duration(0)) op->times.submitted = ended - sum.since_ready;
+  op->times.delivered = ended;
   if (!sum.status.ok()) {
     pipeline_->Watch(true);  // until the cause is known
     op->status =

@@ -92,6 +92,7 @@ struct CallerSum {
   const void* sum = nullptr;  // the result in the host's memory, if NeedsOf asked for it
   Duration network{0};        // from when the group could begin with this bucket to its end
   Duration since_ready{0};    // from when the elements were complete to the end; 0: from BeginSum
+  Duration ended_ago{0};      // since the end
 };
 
 /// Where a bucket's data is, if not in the host's memory.

@@ -203,6 +203,7 @@ class CallerSum(ctypes.Structure):
         ("sum", ctypes.c_void_p),
         ("network_s", ctypes.c_double),
         ("since_ready_s", ctypes.c_double),
+        ("ended_ago_s", ctypes.c_double),
     ]
 
 

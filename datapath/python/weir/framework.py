@@ -185,6 +185,7 @@ class _DeviceSum:
         took = self._accelerator.seconds(self._begun, self._end)
         alone = took if before is None else self._accelerator.seconds(before, self._end)
         return dict(finite=math.isfinite(self._largest.item()), network_s=max(0.0, min(took, alone)), since_ready_s=took,
+                    ended_ago_s=max(0.0, self._accelerator.since(self._end)),
                     pointer=None if self._sum is None else self._sum.data_ptr())
 
 

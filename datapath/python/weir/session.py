@@ -163,10 +163,10 @@ class Session:
         return request
 
     def caller_sum_end(self, bucket, *, error=None, finite=True, pointer=None, network_s=0.0,
-                       since_ready_s=0.0):
+                       since_ready_s=0.0, ended_ago_s=0.0):
         """Ends it; see weir_caller_sum_end. Thread-safe."""
         ended = _lib.CallerSum(ctypes.sizeof(_lib.CallerSum), _bytes(error), finite, pointer,
-                               network_s, since_ready_s)
+                               network_s, since_ready_s, ended_ago_s)
         self._check(self._library.weir_caller_sum_end(self._open_handle(), bucket,
                                                       ctypes.byref(ended)))
 

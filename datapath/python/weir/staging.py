@@ -73,6 +73,9 @@ class Accelerator(Protocol):
     def seconds(self, begin: Any, end: Any) -> float:
         """The time between two events of mark() that are done."""
 
+    def since(self, end: Any) -> float:
+        """The seconds that have passed since an event of mark() that is done. Waits for no other work."""
+
     def capturing(self) -> bool:
         """Whether the current stream records a graph."""
 
@@ -93,6 +96,7 @@ class Cuda:
         self.device = device
         self.outgoing = torch.cuda.Stream(device)
         self.incoming = torch.cuda.Stream(device)
+        self._idle = torch.cuda.Stream(device)  # is given events only, so they are done at once
 
     def current(self) -> Any:
         return torch.cuda.current_stream(self.device)
@@ -138,6 +142,11 @@ class Cuda:
 
     def seconds(self, begin: Any, end: Any) -> float:
         return begin.elapsed_time(end) / 1e3
+
+    def since(self, end: Any) -> float:
+        now = self.mark(self._idle)
+        now.synchronize()
+        return self.seconds(end, now)
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

@@ -205,6 +205,10 @@ class FakeDevice:
         assert begin.is_set() and end.is_set()
         return end.time - begin.time
 
+    def since(self, end):
+        assert end.is_set()
+        return time.monotonic() - end.time
+
     def capturing(self):
         return self.captures
 

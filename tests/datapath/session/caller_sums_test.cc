@@ -147,6 +147,33 @@ TEST_F(CallerSumsTest, APlanFileMayNeedThem) {
   EXPECT_THAT(Message(Session::Create(unable).status()), ::testing::HasSubstr("process group"));
 }
 
+// An accelerator's sum may have ended long before anybody looks at it.
+TEST_F(CallerSumsTest, TimesAreThoseOfTheSumItself) {
+  SessionWorld job(Options());
+  const uint64_t key = job.Up().Define({{"w", kElements}});
+  Gradients data = RandomGradients(2, kElements, 1);
+  constexpr auto kNoticedLate = std::chrono::milliseconds(80);
+  const CallerSum ended{.sum = data[0].data(),
+                        .network = std::chrono::milliseconds(2),
+                        .since_ready = std::chrono::milliseconds(3),
+                        .ended_ago = kNoticedLate};
+  const TimePoint begin = RealClock().Now();
+  job.Begin();
+  for (size_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(job.sessions[rank]->BeginSum(key, data[rank].data(), nullptr).ok());
+  }
+  std::this_thread::sleep_for(kNoticedLate);
+  for (auto& session : job.sessions) ASSERT_TRUE(session->EndSum(key, ended).ok());
+  const double passed_s = ToSeconds(RealClock().Now() - begin);
+  job.End();
+  Step(job, key, data);  // begins with the report
+  const std::vector<StepReport> reports = job.ports[0]->All<StepReport>();
+  ASSERT_EQ(reports.size(), 1u);
+  ASSERT_EQ(reports[0].buckets.size(), 1u);
+  EXPECT_LE(reports[0].buckets[0].entry_offset_s, passed_s - 0.082);
+  EXPECT_NEAR(reports[0].exposed_s, 0.003, 1e-9);
+}
+
 TEST_F(CallerSumsTest, OneMessageForEachPeerAndStep) {
   SessionWorld job(Options());
   const uint64_t a = job.Up().Define({{"a", kElements}}), b = job.Define({{"b", kElements}});
