@@ -56,8 +56,14 @@ Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, con
   if (options.tls_cert.empty() != options.tls_key.empty()) {
     return InvalidArgument("--tls-cert and --tls-key belong together");
   }
-  if (options.insecure) return OkStatus();
   const bool grpc_is_local = IsUnixSocket(options.listen_grpc) || IsLoopback(grpc.host);
+  const bool is_local = grpc_is_local && IsLoopback(http.host);
+  if (!is_local && options.tls_cert.empty() && !options.token_file.empty()) {
+    return FailedPrecondition(
+        "--token-file: its tokens would cross the network in plain text: give --tls-cert and "
+        "--tls-key, or addresses of loopback");
+  }
+  if (options.insecure) return OkStatus();
   if (!grpc_is_local && (options.tls_cert.empty() || options.tls_ca.empty())) {
     return FailedPrecondition(StrCat("gRPC on ", options.listen_grpc,
                                      " is reachable from outside: give "
@@ -77,6 +83,7 @@ Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, con
 }
 
 // Aggregators off loopback need https: bearer tokens and answers about leases contain secrets.
+// --insecure gives up the latter, which end with their lease, but no token.
 StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   GatewayOptions out;
   out.ca_file = options.aggregator_ca;
@@ -91,9 +98,15 @@ StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   }
   for (const std::string& text : options.aggregators) {
     WEIR_ASSIGN_OR_RETURN(const AggregatorAddress address, ParseAggregator(text));
-    if (!address.url.starts_with("https://") && !IsLoopback(HostOf(address)) && !options.insecure) {
+    const bool exposed = !address.url.starts_with("https://") && !IsLoopback(HostOf(address));
+    if (exposed && !out.token.empty()) {
       return FailedPrecondition(StrCat("--aggregator ", text,
-                                       ": tokens and cookies would cross the network in clear: "
+                                       ": the token would cross the network in plain text: give an "
+                                       "https address, or no --aggregator-token-file"));
+    }
+    if (exposed && !options.insecure) {
+      return FailedPrecondition(StrCat("--aggregator ", text,
+                                       ": cookies of leases would cross the network in plain text: "
                                        "give an https address, or --insecure"));
     }
     out.aggregators.push_back(address);
@@ -115,10 +128,11 @@ StatusOr<EtcdOptions> ReadEtcd(const ControllerOptions& options) {
                                   " is plain text, but TLS files are given: expected etcds://"));
   }
   for (const std::string& member : etcd.members) {
-    if (etcd.tls || options.insecure || IsLoopbackTarget(member)) continue;
+    if (etcd.tls || IsLoopbackTarget(member)) continue;
+    if (options.insecure && options.store_login_file.empty()) continue;
     return FailedPrecondition(StrCat("--store: the state would cross the network to ", member,
-                                     " in plain text: give etcds:// and --store-ca, or "
-                                     "--insecure"));
+                                     " in plain text: give etcds:// and --store-ca",
+                                     options.store_login_file.empty() ? ", or --insecure" : ""));
   }
   if (options.store_login_file.empty()) return etcd;
   std::ifstream file(options.store_login_file);

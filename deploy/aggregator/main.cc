@@ -138,6 +138,11 @@ Status Complete(AggregatorFlags* flags) {
                                   " is off loopback: expected --token-file, --tls-cert and "
                                   "--tls-key, or --insecure"));
   }
+  if (!loopback && flags->http.tokens != nullptr && flags->http.tls_cert.empty()) {
+    return InvalidArgument(StrCat("--http ", flags->http_address,
+                                  " is off loopback: the tokens of --token-file would cross the "
+                                  "network in plain text: expected --tls-cert and --tls-key"));
+  }
   WEIR_RETURN_IF_ERROR(CompleteHealth(flags));
   flags->http.goodput_bits_per_s = 1e9 * flags->goodput_gbit_per_s;
   flags->server.buffer_bytes = static_cast<int>(flags->buffer_mib * (1 << 20));

@@ -239,6 +239,23 @@ TEST_F(ServerTest, RefusesToStartInsecurely) {
   options_.listen_grpc = "0.0.0.0:0";
   options_.insecure = true;
   EXPECT_TRUE(Controller::Start(options_).ok());
+  // It permits much, but no token in plain text.
+  const auto refusal = [&] { return Message(Controller::Start(options_).status()); };
+  options_.token_file = directory_ / "tokens";
+  EXPECT_THAT(refusal(), testing::HasSubstr("--token-file: its tokens would cross the network"));
+  options_.listen_grpc = "127.0.0.1:0";
+  EXPECT_EQ(refusal(), "") << "health needs no token";
+  options_.token_file = "";
+  std::ofstream(directory_ / "secret") << "weir:0123456789abcdef";
+  options_.aggregators = {"a=http://10.0.0.9:1"};
+  EXPECT_EQ(refusal(), "");
+  options_.aggregator_token_file = directory_ / "secret";
+  EXPECT_THAT(refusal(), testing::HasSubstr("the token would cross the network in plain text"));
+  options_.aggregators = {};
+  options_.store = "etcd://10.0.0.9:1";
+  options_.store_login_file = directory_ / "secret";
+  EXPECT_THAT(refusal(), testing::HasSubstr("the state would cross the network to 10.0.0.9:1"));
+  options_.store = options_.store_login_file = "";
   options_.listen_health = "";
   options_.listen_grpc = "nowhere";
   EXPECT_THAT(Message(Controller::Start(options_).status()),

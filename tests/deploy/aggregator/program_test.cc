@@ -408,11 +408,14 @@ TEST(AggregatorProgramTest, SlowClientsDoNotStopItsAnswers) {
 }
 
 TEST(AggregatorProgramTest, InvalidFlagsAreNamed) {
+  const std::string tokens = testing::TempDir() + StrCat("weir-aggregator-tokens-", getpid());
+  std::ofstream(tokens) << "controller 0123456789abcdef\n";
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--http", "0.0.0.0:0"}, "off loopback"},
       {{"--http", "somewhere"}, "--http"},
       {{"--listen-health", "0.0.0.0:0"}, "--listen-health"},
       {{"--token-file", "/nonexistent"}, "/nonexistent"},
+      {{"--http", "0.0.0.0:0", "--insecure", "--token-file", tokens}, "in plain text"},
       {{"--tls-cert", "x"}, "--tls-key"},
       {{"--listen", "host"}, "host"},
       {{"--shards", "0"}, "shards"},
