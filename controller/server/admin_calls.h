@@ -8,6 +8,7 @@
 #include "controller/server/audit.h"
 #include "controller/server/auth/authenticator.h"
 #include "controller/server/backups.h"
+#include "controller/server/call_limit.h"
 #include "controller/server/executor.h"
 #include "controller/server/rest/routes.h"
 #include "controller/server/served_plane.h"
@@ -27,8 +28,8 @@ class AdminCalls {
         backups_(backups) {}
 
   /// The caller, if it may make the request. A refusal of what would change something goes to the
-  /// audit trail. Errors: those of Identify and Permit; kUnavailable: only the leader can answer.
-  /// Thread-safe.
+  /// audit trail. Errors: those of Identify, CallLimit and Permit; kUnavailable: only the leader
+  /// can answer. Thread-safe.
   StatusOr<Caller> Admit(const Credentials& credentials, const Route& route,
                          const google::protobuf::Message& request);
 
@@ -65,6 +66,7 @@ class AdminCalls {
   AuditTrail& audit_;
   Authenticator& authenticator_;
   Backups& backups_;
+  CallLimit limit_;
   std::string page_url_;
 };
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks on a controller over HTTP, each as somebody would try it: raw sockets against the real program."""
+import http.client
 import json
 import os
 import pathlib
@@ -166,6 +167,23 @@ class AttackTest(ControllerCase):
         refused = [record for record in records if record["refused"]]
         self.assertTrue(refused)
         self.assertLess(len(refused), 60)
+
+    def test_one_caller_does_not_take_the_time_of_all(self):
+        self.start(*token_file(self.directory, ann="admin", eve="viewer"))
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        self.addCleanup(connection.close)
+        answers = []
+        while not answers or answers[-1][0] == 200:
+            self.assertLess(len(answers), 20000, "never refused")
+            connection.request("GET", "/v1/jobs", headers=bearer("eve"))
+            answer = connection.getresponse()
+            answers.append((answer.status, answer.read().decode()))
+        self.assertGreaterEqual(len(answers), 2000)
+        self.assertEqual(answers[-1][0], 429)
+        self.assertIn("eve at 127.0.0.1 calls more often than 200 times a second; try again in", answers[-1][1])
+        self.assertEqual(self.ask("GET", "/v1/jobs", None, bearer("ann"))[0], 200)
+        time.sleep(0.1)  # the refused get the rate
+        self.assertEqual(self.ask("GET", "/v1/jobs", None, bearer("eve"))[0], 200)
 
     def test_the_trail_says_who_by_the_credential_and_nobody_can_forge_lines(self):
         self.start(*token_file(self.directory, ann="admin", eve="viewer"))
