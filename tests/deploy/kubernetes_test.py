@@ -278,11 +278,12 @@ class RulesTest(unittest.TestCase):
                 endpoint, = monitor["spec"]["podMetricsEndpoints" if pods else "endpoints"]
                 self.assertIn(endpoint["port"], ports, where)
                 self.assertEqual(endpoint["path"], "/metrics", where)
-                secure = any(a.startswith("--tls-cert=") for a in container["args"])
+                secure = any(a.startswith(("--tls-cert=", "--cert=")) for a in container["args"])
                 self.assertEqual(endpoint.get("scheme", "http"), "https" if secure else "http", where)
                 if secure:
-                    self.assertEqual(endpoint["tlsConfig"]["serverName"], "{name}.{namespace}.svc".format(
-                        **found[0]["metadata"]), where)
+                    own = ("{name}" if pods else "{name}.{namespace}.svc").format(**found[0]["metadata"])
+                    self.assertEqual(endpoint["tlsConfig"]["serverName"], own, where)
+                    self.assertEqual(endpoint["authorization"]["type"], "Bearer", where)
                 scraped.append(container["name"])
             running = [c["name"] for i in items if i["kind"] in MAKE_PODS
                        for c, _ in containers_of(i) if c["name"] in PROGRAMS]
@@ -440,7 +441,7 @@ class StartTest(unittest.TestCase):
     def mounted(self, volume, place, name):
         """Makes what the manifests mount there. Programs have certificates for the names that overlays ask for."""
         if volume == "tls" and name == "agent":
-            self.certificates(place, "weir", "", "/CN=weir-agent")
+            self.certificates(place, "weir", "DNS:weir-agent", "/")
         elif volume == "tls":
             self.certificates(place, "weir", "IP:127.0.0.1,DNS:localhost,DNS:*.weir-controllers.weir-system.svc", "/CN=weir")
         elif volume == "etcd-client-tls":
@@ -538,7 +539,15 @@ class StartTest(unittest.TestCase):
 
     def test_production(self):
         self.starts("overlays/production", "controller")
-        self.starts("overlays/production", "agent")
+        with self.running("overlays/production", "agent"):
+            token = (self.directory / "agent/etc/weir/scrape-token/token").read_text(encoding="ascii").strip()
+            # As the monitor asks: by the name of its certificate, wherever the node is.
+            ask = [*self.inside, "curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", "--cacert",
+                   str(self.directory / "agent/etc/weir/tls/ca.crt"), "--connect-to", f"weir-agent:7790:{self.NODE}:7790",
+                   "https://weir-agent:7790/metrics"]
+            for credential, code in (([], "401"), (["-H", f"Authorization: Bearer {token}"], "200")):
+                done = subprocess.run([*ask, *credential], timeout=10, capture_output=True, text=True, check=False)
+                self.assertEqual(done.stdout, code, done.stderr)
 
     def test_aggregator(self):
         self.starts("overlays/aggregator", "aggregator")
