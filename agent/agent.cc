@@ -234,9 +234,10 @@ void Agent::OnNcclReport(ConnectionId connection, const v1::NcclReport& report) 
 }
 
 void Agent::SendNcclTable(ConnectionId connection) {
-  if (nccl_.table() == nullptr) return;
+  const v1::NcclTable* const table = nccl_.TableFor(connection);
+  if (table == nullptr) return;
   v1::RankCommand command;
-  *command.mutable_nccl_table() = *nccl_.table();
+  *command.mutable_nccl_table() = *table;
   local_->Send(connection, command);
 }
 

@@ -23,7 +23,7 @@ namespace {
 constexpr int kReceiveBytesMax = 8 << 20;
 constexpr const char* kRetryAfter = "weir-retry-after-ms";  // trailing metadata, see agent.proto
 constexpr int64_t kRetryAfterMaxMs = 120'000;
-constexpr Duration kConnectSlice = std::chrono::milliseconds(100);  // the longest delay of a stop
+constexpr Duration kConnectSlice = std::chrono::milliseconds(100);  // a stop waits for two at most
 
 int Milliseconds(Duration duration) {
   return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());

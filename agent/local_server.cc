@@ -110,7 +110,7 @@ std::string RefusalFrame(const std::string& reason, double retry_after_s = 0) {
 
 StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(Options options, Handler& handler,
                                                           const Clock& clock) {
-  if (options.tcp && !options.token) {
+  if (options.tcp && options.tokens == nullptr) {
     return InvalidArgument("listening for ranks on TCP needs a token");
   }
   std::unique_ptr<LocalServer> server(new LocalServer(std::move(options), handler, clock));
@@ -397,14 +397,13 @@ Status LocalServer::HandleMessage(ConnectionId id, Connection& connection,
                                   const std::string& json) {
   if (connection.needs_token) {
     WEIR_ASSIGN_OR_RETURN(const std::string proof, ParseTokenProof(json));
-    StatusOr<std::string> token = options_.token();
-    if (!token.ok()) {
-      Log(LogLevel::kError, "agent", Message(token.status()));
-      return FailedPrecondition("the agent cannot read its token");  // without the name of its file
+    bool proven = false;
+    for (const std::string& token : options_.tokens->Tokens()) {
+      WEIR_ASSIGN_OR_RETURN(const std::string expected,
+                            ProveToken(token, options_.node, connection.peer->challenge));
+      proven = ConstantTimeEquals(proof, expected) || proven;
     }
-    WEIR_ASSIGN_OR_RETURN(const std::string expected,
-                          ProveToken(*token, options_.node, connection.peer->challenge));
-    if (!ConstantTimeEquals(proof, expected)) return FailedPrecondition("wrong token");
+    if (!proven) return FailedPrecondition("wrong token");
     connection.needs_token = false;
     return OkStatus();
   }

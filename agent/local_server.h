@@ -4,7 +4,6 @@
 // the node's file system. Nothing that a client sends can end or block this process.
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
 #include "datapath/wire/socket_frame.h"
+#include "deploy/program/token_file.h"
 #include "weir/v1/rank.pb.h"
 
 namespace weir::agent {
@@ -32,9 +32,9 @@ class LocalServer {
     std::string socket_path;      // empty: no Unix socket. Its directory is made if absent (0755).
     uint32_t socket_mode = 0660;  // who may attach: owner and group
     std::optional<SocketAddress> tcp;  // absent: no TCP
-    // Required with tcp: gives the token that the first TCP frame proves (WIRE.md). Asked for every
-    // connection; its error refuses the connection.
-    std::function<StatusOr<std::string>()> token;
+    // Required with tcp: the first TCP frame proves one of its tokens (WIRE.md). It outlives the
+    // server.
+    TokenFile* tokens = nullptr;
     size_t connections_max = 256;
     size_t output_bytes_max = 4u << 20;  // waiting per connection; over it, it is closed
     Duration hello_timeout = std::chrono::seconds(10);  // from accept to the first whole message

@@ -36,7 +36,7 @@ struct Flags {
   std::string listen_ranks;
   std::string token_file;
   std::string metrics_token_file;
-  std::unique_ptr<TokenFile> metrics_tokens;
+  std::unique_ptr<TokenFile> metrics_tokens, rank_tokens;
   std::vector<std::string> unprotected;
   std::unique_ptr<TlsFiles> http_tls;  // where no controller needs them
   std::string socket_mode = "0660";
@@ -71,7 +71,7 @@ void DefineFlags(CLI::App& app, Flags* flags) {
                  "IP:PORT for ranks over TCP; needs --token-file")
       ->type_name("ADDRESS");
   app.add_option("--token-file", flags->token_file,
-                 "file with the token that TCP ranks must prove to know")
+                 "file with the tokens of which TCP ranks must prove to know one")
       ->type_name("FILE");
   app.add_option("--probe-port", agent.probe_port,
                  "port of UDP echo and TCP connect probes; 0: any free one")
@@ -175,8 +175,8 @@ Status Complete(Flags* flags) {
   agent.local.socket_mode = static_cast<uint32_t>(mode);
   if (!flags->listen_ranks.empty()) {
     if (flags->token_file.empty()) return InvalidArgument("--listen-ranks needs --token-file");
-    WEIR_RETURN_IF_ERROR(ReadTokenFile(flags->token_file).status());
-    agent.local.token = [path = flags->token_file] { return ReadTokenFile(path); };
+    WEIR_ASSIGN_OR_RETURN(flags->rank_tokens, TokenFile::Open(flags->token_file, "agent"));
+    agent.local.tokens = flags->rank_tokens.get();
     WEIR_ASSIGN_OR_RETURN(agent.local.tcp, SocketAddress::Parse(flags->listen_ranks));
   }
   agent.budget.capacity_bytes = flags->probe_budget_mib * (1 << 20);

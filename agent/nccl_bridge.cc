@@ -48,12 +48,14 @@ void AddWaits(NcclTotals& totals, const v1::NcclTransfers& before, const v1::Ncc
 
 bool NcclBridge::OnReport(ConnectionId connection, const v1::NcclReport& report) {
   const auto [place, is_first] = processes_.try_emplace(connection);
+  Process& process = place->second;
   if (report.has_profile()) {
-    AddProfile(place->second, report.profile());
-  } else {
-    AddTuners(place->second, report);
+    AddProfile(process, report.profile());
+    return is_first;
   }
-  return is_first;
+  const bool was_steered = std::exchange(process.agent_steers, report.agent_steers());
+  AddTuners(process, report);
+  return is_first || (!was_steered && process.agent_steers);
 }
 
 void NcclBridge::AddTuners(Process& process, const v1::NcclReport& report) {
@@ -119,12 +121,15 @@ bool NcclBridge::Reload() {
 
 bool NcclBridge::OnControllerTable(const v1::NcclTable& table) {
   if (!table_file_.empty()) return false;
-  // Without a table before, one without rules would tell processes nothing.
-  const bool was_steered = table_.has_value() && table_->rules_size() > 0;
-  if (table.rules_size() == 0 && !was_steered) return false;
   if (table_.has_value() && MessageDifferencer::Equals(*table_, table)) return false;
   table_ = table;
   return true;
+}
+
+const v1::NcclTable* NcclBridge::TableFor(ConnectionId connection) const {
+  const auto process = processes_.find(connection);
+  if (!table_.has_value() || process == processes_.end()) return nullptr;
+  return table_->rules_size() > 0 || process->second.agent_steers ? &*table_ : nullptr;
 }
 
 NcclSnapshot NcclBridge::Snapshot() const {

@@ -50,8 +50,8 @@ class NcclBridge {
   /// `table_file` may be empty: no table.
   explicit NcclBridge(std::string table_file) : table_file_(std::move(table_file)) {}
 
-  /// Returns whether this is the first report of the connection, which is then to be sent the
-  /// table. Values that are not finite or fall are ignored. O(size of the report).
+  /// Returns whether the process is to be sent TableFor now: this is its first report, or the first
+  /// that says what it has. Values that are not finite or fall are ignored. O(size of the report).
   bool OnReport(ConnectionId connection, const v1::NcclReport& report);
   /// Unknown connections are ignored. What they reported stays in the sums.
   void Forget(ConnectionId connection) { processes_.erase(connection); }
@@ -59,9 +59,12 @@ class NcclBridge {
   /// Reads the file; returns whether there is a new table. A file that is not good leaves the table
   /// as it is, and is logged once. To be called about once a second.
   bool Reload();
-  /// Takes the controller's table; one without rules ends it. Returns whether processes are to be
-  /// sent another table. A file comes first, so that a node can be left out by its operator.
+  /// Takes the controller's table; one without rules ends it. Returns whether there is a new table.
+  /// A file comes first, so that a node can be left out by its operator.
   bool OnControllerTable(const v1::NcclTable& table);
+  /// The table that the process is to have. Null: it needs none. One without rules is for those
+  /// that have rules of an agent, perhaps a former one: others may have a file of their own.
+  const v1::NcclTable* TableFor(ConnectionId connection) const;
   /// Null: there is none yet.
   const v1::NcclTable* table() const { return table_.has_value() ? &*table_ : nullptr; }
   /// Calls `visit` with each connection that has reported.
@@ -79,6 +82,7 @@ class NcclBridge {
     std::map<std::string, v1::NcclTuner> tuners;      // by communicator and place in the report
     std::map<std::string, v1::NcclProfile> profiles;  // by communicator and rank
     bool refuses_table = false;
+    bool agent_steers = false;  // as in NcclReport
   };
 
   void AddTuners(Process& process, const v1::NcclReport& report);

@@ -3,6 +3,7 @@
 #include "controller/fleet/link_sharing.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "controller/job/bounds.h"
 #include "datapath/base/log.h"
@@ -22,6 +23,12 @@ constexpr double kProbeSeconds = 0.1;        // the duration of a probe, from wh
 constexpr double kDutyOfBudget = 2;          // share of a link's time over that of its bytes
 constexpr double kLinkEventIntervalS = 1;
 constexpr double kHeartbeatsMissed = 1.5;  // silence, in intervals, after which one is missing
+
+// The hash of a policy's rules for NCCL, for comparisons within this process; 0: no policy.
+uint64_t HashOf(const Policy* steers) {
+  if (steers == nullptr) return 0;
+  return std::max<uint64_t>(1, std::hash<std::string>()(PolicyValues(*steers).at("nccl.rules")));
+}
 
 }  // namespace
 
@@ -72,9 +79,10 @@ Status Fleet::OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeG
     former->Close(Aborted(StrCat("a newer agent of node ", said.node, " connected")));
   }
   nodes_.Connect(link, said);
-  std::vector<NcclRule>& nccl_rules = nodes_.Find(said.node)->nccl_rules;
-  nccl_rules = policies_.NcclRulesFor(said.node);
-  link->Send(Welcome{options_.heartbeat_interval_s, options_.version, nccl_rules});
+  const Policy* const steers = policies_.NcclPolicyFor(said.node);
+  nodes_.Find(said.node)->nccl_rules = HashOf(steers);
+  link->Send(Welcome{options_.heartbeat_interval_s, options_.version,
+                     steers == nullptr ? std::vector<NcclRule>{} : steers->nccl_rules});
   peers_.AddNode(said.node);
   SaveNode(said.node);
   Log(LogLevel::kInfo, "controller", StrCat("node ", said.node, " connected from ", said.address));
@@ -311,12 +319,19 @@ void Fleet::OnPoliciesChanged(const std::string& text) {
   PublishEvent({FleetEvent::Kind::kPolicy, text});
   peers_.MarkAll();
   for (const auto& [name, job] : jobs_.all()) job->OnPolicyChange();
+  SendNcclRules();
+}
+
+void Fleet::SendNcclRules() {
+  std::map<const Policy*, uint64_t> hashes;  // few policies, and perhaps many nodes
   for (const auto& [name, node] : nodes_.all()) {
     if (!node.connected()) continue;
-    std::vector<NcclRule> rules = policies_.NcclRulesFor(name);
-    if (rules == node.nccl_rules) continue;
-    nodes_.Find(name)->nccl_rules = rules;
-    nodes_.Send(name, NcclTable{std::move(rules)});
+    const Policy* const steers = policies_.NcclPolicyFor(name);
+    const auto [place, is_new] = hashes.try_emplace(steers);
+    if (is_new) place->second = HashOf(steers);
+    if (place->second == node.nccl_rules) continue;
+    nodes_.Find(name)->nccl_rules = place->second;
+    nodes_.Send(name, NcclTable{steers == nullptr ? std::vector<NcclRule>{} : steers->nccl_rules});
   }
 }
 

@@ -118,6 +118,7 @@ class Fleet : public JobHost {
   void OnPolicyFilesChanged();
   void SaveNode(const std::string& name);
   void SendPeers();
+  void SendNcclRules();
   double LatencyInterval(const std::string& node) const;
   void NoteUse(const Job& job, const std::string& node);
   void PublishNode(const std::string& name, const std::string& text);

@@ -111,8 +111,8 @@ struct NodeState {
   double last_seen_unix_s = 0;
   TimePoint last_seen{};
   double clock_ahead_s = 0;
-  std::optional<NcclSums> nccl = {};      // the newest of this node's agent
-  std::vector<NcclRule> nccl_rules = {};  // that the agent was sent last
+  std::optional<NcclSums> nccl = {};  // the newest of this node's agent
+  uint64_t nccl_rules = 0;            // hash of those that the agent was sent last; 0: none
 
   bool connected() const { return link != nullptr; }
   /// The newest sign of life.

@@ -143,9 +143,9 @@ const PolicyEntry* PolicySet::Match(std::string_view job, const JobLabels& label
   return First([&](const Policy& policy) { return PolicyMatches(policy, job, labels); });
 }
 
-std::vector<NcclRule> PolicySet::NcclRulesFor(std::string_view node) const {
+const Policy* PolicySet::NcclPolicyFor(std::string_view node) const {
   const PolicyEntry* found = First([&](const Policy& policy) { return SteersNccl(policy, node); });
-  return found == nullptr ? std::vector<NcclRule>{} : found->policy.nccl_rules;
+  return found == nullptr ? nullptr : &found->policy;
 }
 
 std::vector<std::string> PolicySet::Warnings(const Policy& policy) const {

@@ -55,8 +55,8 @@ class PolicySet {
   const PolicyEntry* Find(std::string_view name) const;
   /// The entry that rules a job; null: the default policy.
   const PolicyEntry* Match(std::string_view job, const JobLabels& labels = {}) const;
-  /// The rules for NCCL on a node: of the first policy that has some for it.
-  std::vector<NcclRule> NcclRulesFor(std::string_view node) const;
+  /// The first policy that has rules for NCCL on the node; null: none has.
+  const Policy* NcclPolicyFor(std::string_view node) const;
   /// Codecs and collectives that a policy names and no rank has declared yet, one sentence each.
   std::vector<std::string> Warnings(const Policy& policy) const;
   /// In order of precedence, the default last.

@@ -55,7 +55,11 @@ void NcclWatch::EndWindow(double now_s, Nodes::iterator place, const NcclShares&
   node.shares = shares;
   node.ended_s = now_s;
   const NcclConclusion newest = Judge(now_s, place);
-  if (newest.cause == node.seen || newest.cause == node.concluded.cause) node.concluded = newest;
+  if (newest.cause == node.seen || newest.cause == node.concluded.cause) {
+    node.concluded = newest;
+  } else if (node.seen != node.concluded.cause) {
+    node.concluded = {};  // neither of the last two has shown it
+  }
   node.seen = newest.cause;
 }
 

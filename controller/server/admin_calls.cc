@@ -50,9 +50,7 @@ bool ByLeaderOnly(const Route& route) {
 StatusOr<Caller> AdminCalls::Admit(const Credentials& credentials, const Route& route,
                                    const ProtoMessage& request) {
   const auto caller = authenticator_.Identify(credentials);
-  if (caller.ok()) {
-    WEIR_RETURN_IF_ERROR(limit_.Take(StrCat(caller->name, " at ", caller->from.peer)));
-  }
+  if (caller.ok()) WEIR_RETURN_IF_ERROR(Count(*caller));
   const Status allowed = caller.ok() ? Permit(*caller, route, request) : caller.status();
   if (allowed.ok()) {
     // A standby knows what is stored, and nothing of what happens now.

@@ -33,6 +33,11 @@ class AdminCalls {
   StatusOr<Caller> Admit(const Credentials& credentials, const Route& route,
                          const google::protobuf::Message& request);
 
+  /// Counts a call of the caller, of whatever kind. kResourceExhausted: see CallLimit. Thread-safe.
+  Status Count(const Caller& caller) {
+    return limit_.Take(StrCat(caller.name, " at ", caller.from.peer));
+  }
+
   /// Calls the method for an admitted caller, and records a change. On the executor's thread.
   Status Call(const Caller& caller, const Route& route, const google::protobuf::Message& request,
               google::protobuf::Message* response);

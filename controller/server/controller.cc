@@ -22,6 +22,7 @@
 #include "deploy/program/http/health_listener.h"
 #include "deploy/program/loopback.h"
 #include "deploy/program/tls/tls_files.h"
+#include "deploy/program/token_file.h"
 
 namespace weir {
 namespace {
@@ -88,13 +89,9 @@ StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   GatewayOptions out;
   out.ca_file = options.aggregator_ca;
   if (!options.aggregator_token_file.empty()) {
-    std::ifstream file(options.aggregator_token_file);
-    if (!(file >> out.token) || out.token.size() > 512) {
-      return InvalidArgument(
-          StrCat("--aggregator-token-file: expected a token of up to 512 bytes "
-                 "in '",
-                 options.aggregator_token_file, "'"));
-    }
+    auto token = ReadTokenFile(options.aggregator_token_file);
+    if (!token.ok()) return Annotate(token.status(), "--aggregator-token-file");
+    out.token = *std::move(token);
   }
   for (const std::string& text : options.aggregators) {
     WEIR_ASSIGN_OR_RETURN(const AggregatorAddress address, ParseAggregator(text));

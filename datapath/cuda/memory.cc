@@ -94,42 +94,47 @@ constexpr uint64_t kReservedBytesMax = uint64_t{256} << 20;
 
 /// Lets all devices that can reach this one use the pool's memory, as they may use that of
 /// cudaMalloc once a library has enabled it: NCCL's ranks of one process read each other's buffers.
-Status ShareWithPeers(int device, cudaMemPool_t pool) {
+/// A device that another process holds alone, for instance, stays without.
+void ShareWithPeers(int device, cudaMemPool_t pool) {
   int devices = 0;
-  WEIR_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));
+  (void)CudaStatus(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
   for (int peer = 0; peer < devices; ++peer) {
     int reaches = 0;
     if (peer == device) continue;
-    WEIR_RETURN_IF_ERROR(
-        CudaStatus(cudaDeviceCanAccessPeer(&reaches, peer, device), "cudaDeviceCanAccessPeer"));
+    (void)CudaStatus(cudaDeviceCanAccessPeer(&reaches, peer, device), "cudaDeviceCanAccessPeer");
     if (reaches == 0) continue;
     cudaMemAccessDesc access{};
     access.location = {cudaMemLocationTypeDevice, peer};
     access.flags = cudaMemAccessFlagsProtReadWrite;
-    WEIR_RETURN_IF_ERROR(
-        CudaStatus(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess"));
+    (void)CudaStatus(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess");
   }
-  return OkStatus();
 }
 
-Status Create(int device, MemorySource* source) {
+/// A device on which any of it fails has no pool.
+MemorySource Create(int device) {
   int has_pools = 0;
-  WEIR_RETURN_IF_ERROR(
-      CudaStatus(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device),
-                 "cudaDeviceGetAttribute"));
-  if (has_pools == 0) return OkStatus();
+  (void)CudaStatus(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device),
+                   "cudaDeviceGetAttribute");
+  if (has_pools == 0) return {};
+  MemorySource source;
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;
   properties.location = {cudaMemLocationTypeDevice, device};
   uint64_t reserved = kReservedBytesMax;
-  WEIR_RETURN_IF_ERROR(
-      CudaStatus(cudaMemPoolCreate(&source->pool, &properties), "cudaMemPoolCreate"));
-  WEIR_RETURN_IF_ERROR(
-      CudaStatus(cudaMemPoolSetAttribute(source->pool, cudaMemPoolAttrReleaseThreshold, &reserved),
-                 "cudaMemPoolSetAttribute"));
-  WEIR_RETURN_IF_ERROR(ShareWithPeers(device, source->pool));
-  return CudaStatus(cudaStreamCreateWithFlags(&source->stream, cudaStreamNonBlocking),
-                    "cudaStreamCreateWithFlags");
+  if (!CudaStatus(cudaMemPoolCreate(&source.pool, &properties), "cudaMemPoolCreate").ok()) {
+    return {};
+  }
+  if (!CudaStatus(cudaMemPoolSetAttribute(source.pool, cudaMemPoolAttrReleaseThreshold, &reserved),
+                  "cudaMemPoolSetAttribute")
+           .ok() ||
+      !CudaStatus(cudaStreamCreateWithFlags(&source.stream, cudaStreamNonBlocking),
+                  "cudaStreamCreateWithFlags")
+           .ok()) {
+    (void)CudaStatus(cudaMemPoolDestroy(source.pool), "cudaMemPoolDestroy");
+    return {};
+  }
+  ShareWithPeers(device, source.pool);
+  return source;
 }
 
 /// That of the current device.
@@ -142,9 +147,7 @@ StatusOr<MemorySource> Source() {
   MutexLock lock(mutex);
   const auto found = sources.find(device);
   if (found != sources.end()) return found->second;
-  MemorySource source;
-  WEIR_RETURN_IF_ERROR(Create(device, &source));
-  return sources[device] = source;
+  return sources[device] = Create(device);
 }
 
 }  // namespace

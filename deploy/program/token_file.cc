@@ -35,8 +35,11 @@ bool IsName(const std::string& text) {
 
 StatusOr<std::string> ReadTokenFile(const std::string& path) {
   std::ifstream file(path);
-  std::string token;
+  std::string token, more;
   if (!file || !(file >> token)) return InvalidArgument(StrCat("no token in ", path));
+  if (file >> more) {
+    return InvalidArgument(StrCat("expected one token and nothing else in ", path));
+  }
   WEIR_RETURN_IF_ERROR(CheckToken(token, path));
   return token;
 }
@@ -117,6 +120,14 @@ StatusOr<std::string> TokenFile::Find(std::string_view authorization, const std:
   if (found == nullptr) return wrong_.Refuse(peer);
   found->used = true;
   return found->name;
+}
+
+std::vector<std::string> TokenFile::Tokens() {
+  const MutexLock lock(mutex_);
+  Refresh();
+  std::vector<std::string> tokens;
+  for (const Entry& entry : entries_) tokens.push_back(entry.token);
+  return tokens;
 }
 
 }  // namespace weir

@@ -17,7 +17,7 @@
 
 namespace weir {
 
-/// The first word of the file, which must be a token of 16 to 512 visible characters.
+/// The only word of the file, which must be a token of 16 to 512 visible characters.
 /// kInvalidArgument names the file and what was found.
 StatusOr<std::string> ReadTokenFile(const std::string& path);
 
@@ -40,6 +40,8 @@ class TokenFile {
   /// time does not depend on the token. One look at the file.
   StatusOr<std::string> Find(std::string_view authorization, const std::string& peer)
       WEIR_EXCLUDES(mutex_);
+  /// The tokens themselves, for callers that prove one without showing it. One look at the file.
+  std::vector<std::string> Tokens() WEIR_EXCLUDES(mutex_);
 
  private:
   struct Entry {

@@ -163,6 +163,8 @@ TEST_F(AgentTest, NcclProcessesGetTheControllersTable) {
   const auto told =
       controller.Next([](const auto& m) { return m.nccl().table_source() == "controller"; });
   EXPECT_TRUE(told);
+  ASSERT_TRUE(process.SendJson(R"({"nccl": {"tuners": [], "agent_steers": true}})"));
+  ASSERT_TRUE(process.Receive());  // the same again: it may have been a former agent's
   // A controller that welcomes the agent again without rules has none any more.
   v1::ControllerMessage welcome;
   welcome.mutable_welcome()->set_heartbeat_interval_s(1);

@@ -9,7 +9,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <utility>
 
 #include "datapath/base/bounded_queue.h"
 #include "datapath/base/identity/rank_proof.h"
@@ -291,12 +290,15 @@ std::string TokenProof(const std::string& proof) {
 TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
   options_.node = "node-a";
   options_.tcp = *SocketAddress::FromIp("127.0.0.1", 0);
-  StatusOr<std::string> token = std::string("correct horse battery");
-  options_.token = [&] { return token; };
+  const std::string path = testing::TempDir() + "rank-tokens", token = "correct-horse-battery";
+  std::ofstream(path) << token << "\n";
+  const auto tokens = TokenFile::Open(path, "test");
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  options_.tokens = tokens->get();
   Start();
   const SocketAddress tcp = *SocketAddress::FromIp("127.0.0.1", server_->tcp_port());
   for (const std::string& first :
-       {std::string(R"({"token":"correct horse battery"})"), std::string(R"({"token_proof":""})"),
+       {std::string(R"({"token":"correct-horse-battery"})"), std::string(R"({"token_proof":""})"),
         std::string(kGreeting), TokenProof(std::string(32, '0')), std::string("{")}) {
     SocketClient client(tcp);
     ASSERT_TRUE(client.SendJson(first));
@@ -305,24 +307,30 @@ TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
   }
   {
     SocketClient other(tcp), replayed(tcp);  // an answer to another connection's challenge
-    const auto proof = ProveToken(*token, "node-a", other.AwaitChallenge().challenge());
+    const auto proof = ProveToken(token, "node-a", other.AwaitChallenge().challenge());
     ASSERT_TRUE(proof.ok()) << proof.status();
     ASSERT_TRUE(replayed.SendJson(TokenProof(*proof)));
     EXPECT_THAT(replayed.ReceiveRefusal(), testing::HasSubstr("wrong token"));
   }
   {
-    const std::string old = *std::exchange(token, std::string("another battery"));
-    SocketClient late(tcp);
-    const auto proof = ProveToken(old, "node-a", late.AwaitChallenge().challenge());
-    ASSERT_TRUE(late.SendJson(TokenProof(*proof)));
-    EXPECT_THAT(late.ReceiveRefusal(), testing::HasSubstr("wrong token"));
-    token = InvalidArgument("no token in /etc/secret");
-    SocketClient unlucky(tcp);
-    ASSERT_TRUE(unlucky.SendJson(TokenProof(std::string(32, '0'))));
-    const std::string refusal = unlucky.ReceiveRefusal();
-    EXPECT_THAT(refusal, testing::HasSubstr("cannot read its token"));
-    EXPECT_THAT(refusal, testing::Not(testing::HasSubstr("/etc")));
-    token = old;
+    // While a file has the old token and a new one, ranks that began with either are let in.
+    const std::string next = "another-battery-staple";
+    std::ofstream(path) << "old " << token << "\nnew " << next << "\n";
+    SocketClient early(tcp), late(tcp), never(tcp);
+    const auto with = [](SocketClient& client, const std::string& known) {
+      return client.SendJson(
+          TokenProof(*ProveToken(known, "node-a", client.AwaitChallenge().challenge())));
+    };
+    ASSERT_TRUE(with(early, token) && early.SendJson(kGreeting));
+    ASSERT_TRUE(recorder_.Next());
+    ASSERT_TRUE(with(late, next) && late.SendJson(kGreeting));
+    ASSERT_TRUE(recorder_.Next());
+    ASSERT_TRUE(with(never, "new-token-of-somebody"));
+    EXPECT_THAT(never.ReceiveRefusal(), testing::HasSubstr("wrong token"));
+  }
+  for (int closed = 0; closed < 2; ++closed) {
+    const auto said = recorder_.Next();
+    ASSERT_TRUE(said && !said->message);
   }
   SocketClient flood(tcp);
   (void)flood.SendBytes(std::string("\x00\x00\x10\x00", 4) + std::string(8000, 'x'));
@@ -330,7 +338,7 @@ TEST_F(LocalServerTest, TcpNeedsProofOfTheTokenFirst) {
   SocketClient client(tcp);
   const std::string challenge = client.AwaitChallenge().challenge();
   EXPECT_EQ(challenge.size(), kChallengeDigits);
-  const auto proof = ProveToken(*token, "node-a", challenge);
+  const auto proof = ProveToken(token, "node-a", challenge);
   ASSERT_TRUE(proof.ok()) << proof.status();
   ASSERT_TRUE(client.SendJson(TokenProof(*proof)));
   ASSERT_TRUE(client.SendJson(kGreeting));

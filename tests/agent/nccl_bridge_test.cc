@@ -65,20 +65,32 @@ TEST(NcclBridgeTest, TheControllersTableIsForNodesWithoutAFile) {
   ring.add_rules()->set_algorithm("ring");
   const v1::NcclTable none;
   NcclBridge bridge("");
-  EXPECT_FALSE(bridge.OnControllerTable(none));
-  EXPECT_EQ(bridge.table(), nullptr) << "a table without rules would tell nobody anything";
+  EXPECT_TRUE(bridge.OnReport(1, Report("{}")));
+  EXPECT_EQ(bridge.TableFor(1), nullptr);
+  EXPECT_TRUE(bridge.OnControllerTable(none));
+  EXPECT_EQ(bridge.TableFor(1), nullptr) << "it may have a file of its own";
   EXPECT_TRUE(bridge.OnControllerTable(ring));
   EXPECT_FALSE(bridge.OnControllerTable(ring));
+  ASSERT_NE(bridge.TableFor(1), nullptr);
+  EXPECT_EQ(bridge.TableFor(1)->rules(0).algorithm(), "ring");
+  EXPECT_EQ(bridge.TableFor(2), nullptr) << "nobody there";
   EXPECT_EQ(bridge.Snapshot().table_source, "controller");
   EXPECT_FALSE(bridge.Snapshot().table.has_value()) << "that is of a file";
   bridge.OnReport(1, Report(R"({"table_error": "unknown key"})"));
   EXPECT_EQ(bridge.Summary()->table_source(), "controller");
   EXPECT_EQ(bridge.Summary()->refusing(), 1u);
-  // Processes keep what they were told, so the end of a table must be told.
+  // Processes keep what they were told, so the end of a table must be told, also to those that a
+  // former agent told, and to those that only now say that they were told.
   EXPECT_TRUE(bridge.OnControllerTable(none));
-  ASSERT_NE(bridge.table(), nullptr);
-  EXPECT_EQ(bridge.table()->rules_size(), 0);
   EXPECT_EQ(bridge.Snapshot().table_source, "");
+  EXPECT_EQ(bridge.TableFor(1), nullptr);
+  EXPECT_TRUE(bridge.OnReport(1, Report(R"({"agent_steers": true})")));
+  ASSERT_NE(bridge.TableFor(1), nullptr);
+  EXPECT_EQ(bridge.TableFor(1)->rules_size(), 0);
+  EXPECT_FALSE(bridge.OnReport(1, Report(R"({"agent_steers": true})")));
+  EXPECT_FALSE(bridge.OnReport(1, Profile(4, 1.5)));
+  EXPECT_FALSE(bridge.OnReport(1, Report("{}")));
+  EXPECT_EQ(bridge.TableFor(1), nullptr);
 
   NcclBridge with_file("/nonexistent/table");
   EXPECT_FALSE(with_file.OnControllerTable(ring));

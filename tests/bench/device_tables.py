@@ -106,8 +106,12 @@ def rate_of(row):
 
 
 def variant_of(row):
-    """The variant, and which one it was where that was found out or decided."""
-    return f"`{row['variant']}`" + (f" ({row['is']})" if "is" in row else "")
+    return f"`{row['variant']}`"
+
+
+def which(row):
+    """The variant that it was, where that was found out or decided."""
+    return f"`{row['is']}`" if "is" in row else NONE
 
 
 def device_steps(rows):
@@ -126,7 +130,7 @@ def goal_of(row):
 
 
 DEVICE_STEPS = DeviceTable(("model", "rate", "variant"), [
-    ("step", lambda r: microseconds(r["us"])), ("floor", lambda r: microseconds(r["floor_us"])),
+    ("which", which), ("step", lambda r: microseconds(r["us"])), ("floor", lambda r: microseconds(r["floor_us"])),
     ("over the faster of Gloo and NCCL", over("over_plain")), ("goal", goal_of)], device_steps)
 
 DEVICE_BACKWARD = DeviceTable(("model", "variant"), [
@@ -134,6 +138,7 @@ DEVICE_BACKWARD = DeviceTable(("model", "variant"), [
     lambda rows: {(row["model"], f"`{row['variant']}`"): row for row in measured_rows(rows, "backward", "variant")})
 
 DEVICE_TRAINING = DeviceTable(("rate", "variant"), [
+    ("which", which),
     ("final loss", lambda r: f"{r['loss']:.3f}"), ("time", lambda r: f"{r['seconds']:.2f} s"),
     ("time to the loss of bfloat16", lambda r: f"{r['seconds_to_target']:.2f} s" if r["seconds_to_target"] else NONE)],
     lambda rows: {(rate_of(row), variant_of(row)): row for row in measured_rows(rows, "training", "variant")})

@@ -162,17 +162,22 @@ class DeviceTablesTest(unittest.TestCase):
                                          "seconds": 2.0, "seconds_to_target": None}},
             {"part": "training_full", "row": {"rate_mbps": 1000.0, "variant": "weir_adaptive", "is": "eden",
                                               "loss": 4.1, "target": 4.2, "seconds": 2.0, "seconds_to_target": 1.5}},
+            # A second call may decide otherwise; the later row counts.
+            {"part": "training", "row": {"rate_mbps": 1000.0, "variant": "weir_adaptive", "is": "top_k", "loss": 9.0,
+                                         "target": 4.2, "seconds": 3.0, "seconds_to_target": None}},
+            {"part": "training", "row": {"rate_mbps": 1000.0, "variant": "weir_adaptive", "is": "eden", "loss": 4.1,
+                                         "target": 4.2, "seconds": 2.0, "seconds_to_target": 1.5}},
             {"part": "nccl_plugin", "row": {"phase": "plain", "seconds": {"4096": 2e-5}}},
             {"part": "nccl_plugin", "row": {"phase": "sampled", "seconds": {"4096": 2.1e-5}}},
             {"part": "nccl_plugin", "row": {"phase": "agent", "wrong": [0, 0]}})
         self.assertEqual(self.lines("device_steps")[4:], [
-            "| gpt | 1000 Mb/s | `nothing` | 900 us | 900 us | - |  |",
-            "| gpt | 1000 Mb/s | `weir_dense` | 1 ms | 900 us | 1.00 | 1.01 |",
-            "| gpt | 1000 Mb/s | `weir_best` (weir_top_k) | 950 us | 900 us | 0.50 |  |"])
+            "| gpt | 1000 Mb/s | `nothing` | - | 900 us | 900 us | - |  |",
+            "| gpt | 1000 Mb/s | `weir_dense` | - | 1 ms | 900 us | 1.00 | 1.01 |",
+            "| gpt | 1000 Mb/s | `weir_best` | `weir_top_k` | 950 us | 900 us | 0.50 |  |"])
         self.assertEqual(self.lines("device_backward")[4:], ["| gpt | `weir_bf16` | 700 us | **1.04** | 1.03 |"])
         self.assertEqual(self.lines("device_training")[4:], [
-            "| unpaced | `weir_qsgd` | 4.186 | 2.00 s | - |",
-            "| 1000 Mb/s | `weir_adaptive` (eden) | 4.100 | 2.00 s | 1.50 s |"])
+            "| unpaced | `weir_qsgd` | - | 4.186 | 2.00 s | - |",
+            "| 1000 Mb/s | `weir_adaptive` | `eden` | 4.100 | 2.00 s | 1.50 s |"])
         self.assertEqual(self.lines("device_nccl")[4:], ["| 4 KiB | 20 us | - | 21 us | - |"])
 
 

@@ -456,7 +456,7 @@ class StartTest(unittest.TestCase):
                                           encoding="ascii")
         if volume == "etcd-login":
             (place / "login").write_text("weir:own\n", encoding="ascii")
-        if volume.endswith("-token"):
+        if volume == "scrape" or volume.endswith("-token"):
             (place / "token").write_text(secrets.token_hex(16) + "\n", encoding="ascii")
 
     def command(self, folder, name, pod="", address="127.0.0.1"):
@@ -540,7 +540,7 @@ class StartTest(unittest.TestCase):
     def test_production(self):
         self.starts("overlays/production", "controller")
         with self.running("overlays/production", "agent"):
-            token = (self.directory / "agent/etc/weir/scrape-token/token").read_text(encoding="ascii").strip()
+            token = (self.directory / "agent/etc/weir/scrape/token").read_text(encoding="ascii").strip()
             # As the monitor asks: by the name of its certificate, wherever the node is.
             ask = [*self.inside, "curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", "--cacert",
                    str(self.directory / "agent/etc/weir/tls/ca.crt"), "--connect-to", f"weir-agent:7790:{self.NODE}:7790",

@@ -287,7 +287,8 @@ class HttplibRestServer : public RestServer {
 
   void Metrics(const httplib::Request& request, httplib::Response& response) {
     const auto caller = authenticator_.Identify(Show(request, response)->credentials);
-    const Status allowed = caller.ok() ? RequireRole(*caller, Role::kViewer) : caller.status();
+    Status allowed = caller.ok() ? RequireRole(*caller, Role::kViewer) : caller.status();
+    if (allowed.ok()) allowed = calls_.Count(*caller);
     if (!allowed.ok()) return SendError(allowed, response);
     std::optional<TlsHealth> tls;
     if (options_.tls != nullptr) tls = options_.tls->Health();

@@ -214,7 +214,7 @@ Status Plugin::Report(int fd) {
     std::vector<TunerState> states;
     states.reserve(tuners_.size());
     for (const auto& tuner : tuners_) states.push_back(tuner->State());
-    texts.push_back(EncodeTuners(states, table_error_));
+    texts.push_back(EncodeTuners(states, table_error_, wanted_ != nullptr && wanted_->size() > 0));
     for (const auto& profile : profiles_) texts.push_back(EncodeProfile(*profile));
   }
   for (const std::string& text : texts) {

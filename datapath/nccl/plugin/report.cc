@@ -18,7 +18,8 @@ json ToJson(const TransferSums& sums) {
 
 }  // namespace
 
-std::string EncodeTuners(const std::vector<TunerState>& tuners, const std::string& table_error) {
+std::string EncodeTuners(const std::vector<TunerState>& tuners, const std::string& table_error,
+                         bool agent_steers) {
   json list = json::array();
   for (const TunerState& tuner : tuners) {
     list.push_back({{"communicator", Hex64(tuner.communicator)},
@@ -30,7 +31,10 @@ std::string EncodeTuners(const std::vector<TunerState>& tuners, const std::strin
                     {"table", Hex64(tuner.active)},
                     {"obstacle", tuner.obstacle}});
   }
-  return DumpJson({{"nccl", {{"tuners", std::move(list)}, {"table_error", table_error}}}});
+  return DumpJson({{"nccl",
+                    {{"tuners", std::move(list)},
+                     {"table_error", table_error},
+                     {"agent_steers", agent_steers}}}});
 }
 
 std::string EncodeProfile(const Profile& profile) {

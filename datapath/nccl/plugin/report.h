@@ -11,7 +11,8 @@
 namespace weir::nccl::plugin {
 
 /// The state of all tuners of the process. `table_error`: why the agent's newest table was refused.
-std::string EncodeTuners(const std::vector<TunerState>& tuners, const std::string& table_error);
+std::string EncodeTuners(const std::vector<TunerState>& tuners, const std::string& table_error,
+                         bool agent_steers);
 
 /// The sums of one communicator since it was made.
 std::string EncodeProfile(const Profile& profile);

@@ -121,7 +121,7 @@ class _HostSum:
         before = self._group.end(self._end) or 0.0
         return dict(finite=_is_finite(self._tensor),
                     network_s=max(0.0, self._end - max(self._begun, before)),
-                    since_ready_s=time.monotonic() - self._begun,
+                    since_ready_s=self._end - self._begun, ended_ago_s=time.monotonic() - self._end,
                     pointer=self._tensor.data_ptr() if needs & _lib.NEEDS_SUM else None)
 
 
@@ -132,7 +132,8 @@ class _HostScatter:
         self._shard = shard
         self._begun = time.monotonic()
         scatter()
-        self._end = group.end(time.monotonic()) or 0.0
+        self._end = time.monotonic()
+        group.end(self._end)
 
     def wait(self, unused_seconds: float) -> bool:
         """It has ended."""
@@ -140,8 +141,9 @@ class _HostScatter:
 
     def outcome(self, unused_needs: int) -> dict:
         """See _HostSum."""
-        took = time.monotonic() - self._begun
-        return dict(finite=_is_finite(self._shard), network_s=took, since_ready_s=took)
+        took = self._end - self._begun
+        return dict(finite=_is_finite(self._shard), network_s=took, since_ready_s=took,
+                    ended_ago_s=time.monotonic() - self._end)
 
 
 class _DeviceSum:

@@ -84,6 +84,18 @@ TEST_F(NcclWatchTest, ANodeIsLateWhenTwoWindowsInARowShowIt) {
   EXPECT_EQ(CauseOn("b"), NcclCause::kNone);
 }
 
+TEST_F(NcclWatchTest, AConclusionEndsWhenTwoWindowsShowOtherThings) {
+  std::map<std::string, NcclShares> sends = quiet_;
+  sends["b"] = kSends;
+  Begin(quiet_);
+  Run(2, late_b_);
+  ASSERT_EQ(CauseOn("b"), NcclCause::kGpusLate);
+  Run(1, sends);
+  EXPECT_EQ(CauseOn("b"), NcclCause::kGpusLate);
+  Run(1, quiet_);
+  EXPECT_EQ(CauseOn("b"), NcclCause::kNone);
+}
+
 TEST_F(NcclWatchTest, AShareIsNoEvidenceWithoutOthersThatWait) {
   const std::map<std::string, NcclShares> alike = {
       {"a", kAlike}, {"b", kHardlyMore}, {"c", kAlike}};

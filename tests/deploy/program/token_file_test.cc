@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -30,7 +31,7 @@ class TokenFileTest : public testing::Test {
   }
 
   FakeClock clock_;
-  const std::string path_ = testing::TempDir() + "token-file-test";
+  const std::string path_ = testing::TempDir() + StrCat("token-file-test-", getpid());
 };
 
 TEST_F(TokenFileTest, EveryTokenHasItsName) {
@@ -53,6 +54,11 @@ TEST_F(TokenFileTest, WrongFilesAreNamedWithTheirLine) {
   EXPECT_THAT(ErrorOf(many), HasSubstr("expected at most 64 tokens"));
   EXPECT_THAT(ErrorOf(std::string(100000, '#')), HasSubstr("expected at most 65536 bytes"));
   EXPECT_FALSE(TokenFile::Open("/nonexistent/tokens", "test", clock_).ok());
+  // A client has one token: of a server's file it might take a name.
+  Write(StrCat("name-of-a-client ", kFirst, "\n"));
+  EXPECT_THAT(Message(ReadTokenFile(path_).status()), HasSubstr("expected one token"));
+  Write(StrCat(kFirst, "\n"));
+  EXPECT_EQ(ReadTokenFile(path_).value_or(""), kFirst);
 }
 
 TEST_F(TokenFileTest, IsReadAgainWhenItChangesAndKeptWhileItIsWrong) {
@@ -61,7 +67,9 @@ TEST_F(TokenFileTest, IsReadAgainWhenItChangesAndKeptWhileItIsWrong) {
   Write(StrCat("old ", kFirst, "\nnew ", kSecond, "\n"));
   EXPECT_EQ(Ask(*file, kFirst).value_or(""), "old");
   EXPECT_EQ(Ask(*file, kSecond).value_or(""), "new");
+  EXPECT_THAT(file->Tokens(), testing::ElementsAre(kFirst, kSecond));
   Write("short\n");
+  EXPECT_THAT(file->Tokens(), testing::ElementsAre(kFirst, kSecond));
   EXPECT_EQ(Ask(*file, kSecond).value_or(""), "new");
   Write(StrCat("new ", kSecond, "\n"));
   EXPECT_FALSE(Ask(*file, kFirst).ok());
