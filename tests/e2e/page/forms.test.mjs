@@ -305,7 +305,7 @@ test("a job is pinned and unpinned by an operator who confirms it", async () => 
 test("the audit trail tells admins who changed what, and what was refused", async () => {
   const refused = await fetch(`${guarded.url}/v1/policies/lm-bounds`, {
     method: "DELETE",
-    headers: {Authorization: `Bearer ${tokens.viewer}`}
+    headers: {Authorization: `Bearer ${tokens.viewer}`, "Content-Type": "application/json"}
   });
   assert.equal(refused.status, 403);
   const applied = await fetch(`${guarded.url}/v1/policies/other`, {
