@@ -158,9 +158,10 @@ TEST(AttackTest, RepeatedExchangedAndMissingFramesEndTheJobByName) {
                   }}};
   for (const auto& [name, attack] : attacks) {
     SCOPED_TRACE(name);
-    const Outcome outcome = TrainThrough(true, [&](size_t number, const Bytes& frame) {
-      return number >= 2 && IsGradients(frame) ? attack(frame) : std::vector<Bytes>{frame};
-    });
+    const Outcome outcome =
+        TrainThrough(true, [&attack = attack](size_t number, const Bytes& frame) {
+          return number >= 2 && IsGradients(frame) ? attack(frame) : std::vector<Bytes>{frame};
+        });
     EXPECT_FALSE(outcome.Good());
     EXPECT_THAT(outcome.errors[0], HasSubstr("rank 1"));
     for (const auto& sum : outcome.sums) {

@@ -148,7 +148,7 @@ class Cuda:
 
     def since(self, end: Any) -> float:
         now = self.mark(self._idle)
-        # Where streams share a queue of the device, the event may be behind work that waits for a peer.
+        # Streams can share one hardware queue, in which a kernel that waits for a lost rank may come first.
         deadline = time.monotonic() + _SINCE_MAX_S
         while not now.query():
             if time.monotonic() > deadline:

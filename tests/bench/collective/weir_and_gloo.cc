@@ -285,9 +285,9 @@ void Main(const Options& options) {
   using Algorithm = gloo::AllreduceOptions::Algorithm;
   for (const auto& [name, algorithm] :
        {std::pair{"gloo_ring", Algorithm::RING}, std::pair{"gloo_bcube", Algorithm::BCUBE}}) {
-    contestants.push_back({"tcp", name,
-                           [&gloo, algorithm](auto& values) { gloo.Run(algorithm, values); },
-                           [&meshes] { meshes.front()->Meet(); }});
+    contestants.push_back(
+        {"tcp", name, [&gloo, algorithm = algorithm](auto& values) { gloo.Run(algorithm, values); },
+         [&meshes] { meshes.front()->Meet(); }});
   }
   Serve(channel, options.rank, options.world, contestants);
 }

@@ -315,7 +315,7 @@ TEST(DoctorTest, ANodeWhoseGpusAreLateIsNamedOnce) {
   EXPECT_THAT(With(JudgeFleet(facts, "1.2", kNow), "GPUs of b").text,
               HasSubstr("and 2 of the other 3 nodes wait for it"));
 
-  // Where the rank's own times show it, NCCL's are evidence for the same.
+  // A rank that is slow by its own times and has late GPUs is one finding, not two.
   job->mutable_ranks(1)->set_slower(1.42);
   const auto slower = JudgeFleet(facts, "1.2", kNow);
   EXPECT_EQ(Count(slower, Verdict::kWarn), 1);
